@@ -33,7 +33,7 @@ class IntegratedELBO(TraceMeanField_ELBO):
     """:class:`~pyro.infer.TraceMeanField_ELBO` with marked observed sites integrated over the guide's marginal.
 
     With Gaussian guides of nearest-neighbor priors (closed-form divergence) and a likelihood with a closed-form
-    expectation, the value has no Monte-Carlo noise. Arguments are those of ``TraceMeanField_ELBO``.
+    expectation, the value has no Monte-Carlo noise. Arguments are the same as in ``TraceMeanField_ELBO``.
     """
 
     def _get_trace(self, model, guide, args, kwargs):

@@ -357,7 +357,7 @@ class SampledLayers(Posterior):
         return rows, InducingLeaveOneOut()
 
     def leave_one_out(self, others: tuple[Tensor, InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
-        """Inducing values of one layer are integrated out; those of several, as drawn, make the data independent."""
+        """One layer integrates the inducing values out; drawn values of several layers make the data independent."""
         (rows, solver), (*hidden, last), bound = others, self.layers, self.bound
         if last.nu is None:
             fail(f"{bound.where}.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
@@ -392,7 +392,7 @@ class SampledLayers(Posterior):
         return self._num_inducing * (self._num_inducing + self.num_draws * self.rows.num_data)
 
     def _check_given(self) -> None:
-        """Raise unless the inducing values are those of a posterior draw."""
+        """Raise unless the inducing values come from a posterior draw."""
         if self.layers[0].nu is None:
             cure = "Sample its model, as by MCMC(SGHMC(gp.model), ...), and pass mcmc.get_samples() as samples."
             fail(self.bound.where, "samples", "posterior draws of all sites", None, cure, TypeError)

@@ -60,7 +60,7 @@ class CoregionalizedLOO(Method):
     with T x T blocks :math:`C_{ij} = \sum_q G_q G_q^\top k_q(x_i, x_j) + 1[i = j]\, \mathrm{diag}(\sigma^2)`. Sites:
     ``y``, of event shape (T,), and one for each hyperparameter that has a prior.
 
-    Predictions of f are those of the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points:
+    Predictions of f refer to the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points:
     moments (T, P), joint draws (S, T, P). The predictive distribution of y is joint over the outputs of a point: batch
     shape (P,), event shape (T,). Either costs O(P (K T)^3) per posterior draw.
 
@@ -75,7 +75,7 @@ class CoregionalizedLOO(Method):
         mixing: initial G (T, Q), or a prior; None starts at the principal axes of the outputs.
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs; None is a learnable constant per output.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         offset: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the order that breaks ties between neighbors at one distance.
 
@@ -201,7 +201,7 @@ class CoregionalizedLOO(Method):
         Program.guide(self, idx)
 
     def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "Coregionalized":
-        """The outputs given those of the nearest rows; a posterior draw has no latent values."""
+        """The outputs given the outputs of the nearest rows; a posterior draw has no latent values."""
         posterior = Coregionalized(self.rows, self.graph, bound)
         return posterior if part is None else posterior.on(part)
 
@@ -219,7 +219,7 @@ class CoregionalizedLOO(Method):
 
 @dataclass(frozen=True)
 class Coregionalized(Posterior):
-    """T correlated outputs given those of the nearest rows, latent functions integrated out."""
+    """T correlated outputs given the nearest rows, latent functions integrated out."""
 
     def given_neighbors(
         self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: At | None = None
@@ -278,7 +278,7 @@ class Coregionalized(Posterior):
         return rows, self.graph.others(num_neighbors, rows)
 
     def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, " I"]:
-        """All outputs of a point given those of its nearest others; O(I (K T)^3)."""
+        """All outputs of a point given the outputs of its nearest others; O(I (K T)^3)."""
         rows, near = others
         loc, tril = self.given_neighbors(self.rows.x[rows], near, noisy=True, own=rows)
         return PartlyObservedNormal(loc, scale_tril=tril, validate_args=False).log_prob(self.rows.y[rows])

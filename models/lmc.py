@@ -1,8 +1,8 @@
 r"""Several outputs of any likelihood: a linear model of coregionalization on nearest-neighbor Gaussian processes.
 
 Outputs are sums of L latent functions, :math:`f_p(x) = \mu_p(x) + \sum_l A_{pl}\, u_l(x)`, and each has its own
-likelihood: a count and a measurement, at the same sites or at others. The posterior is that of pseudo-observations, one
-for each datum (:mod:`pyro_nngp.variational.coregionalized`): with Gaussian noise the ELBO is the log marginal
+likelihood: a count and a measurement, at the same sites or at others. The posterior conditions on pseudo-observations,
+one for each datum (:mod:`pyro_nngp.variational.coregionalized`): with Gaussian noise the ELBO is the log marginal
 likelihood of a block Vecchia approximation, exact with K = N - 1.
 
 Cost per step: O(B (K T)^3), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
@@ -88,7 +88,7 @@ class LMC(Method):
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.
         ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         offset, weights, trials, limits: of each row, (N,), or of each output, (N, T); see
             :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.

@@ -134,7 +134,7 @@ class LOO(ResponseMethod):
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the order that breaks ties between neighbors at one distance.

@@ -53,7 +53,7 @@ class MLLk(ResponseMethod):
         num_neighbors: K; a block has K + 1 points. None is 32, or all others where there are fewer.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the neighbor search.

@@ -9,7 +9,7 @@ whose Cholesky factor is sparse on the same graph (eq. 4):
 The factor's rows are parameters of each point (NPVI), or come from networks that read the observations around the point
 (NPVI-NN, section 3.3).
 
-The prior is that of eq. 11, as in the paper's experiments; random pairs under a low-rank one (eq. 9) give estimates too
+The prior is eq. 11, as in the paper's experiments; random pairs under a low-rank one (eq. 9) give estimates too
 noisy to use (docs/mathematics.md).
 
 Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
@@ -50,7 +50,7 @@ class NPVI(VNNGP):
         y_i \mid f_i &\sim p(y_i \mid f_i), \qquad i = 1..N.
 
     The guide is :math:`q(u) = N(m, R R^\top)` with row i of R supported on :math:`\alpha(i) \cup \{i\}`. Sites and
-    methods are those of :class:`~pyro_nngp.models.VNNGP`. :meth:`solve` finds the best m and R for the present
+    methods are the same as in :class:`~pyro_nngp.models.VNNGP`. :meth:`solve` finds the best m and R for the present
     hyperparameters; :func:`~pyro_nngp.inference.fit` calls it, where the paper takes AdaGrad steps with learning rate
     0.2 (0.1 with networks) and batches of 50.
 
@@ -69,12 +69,12 @@ class NPVI(VNNGP):
             :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` is the paper's (NPVI-NN), which stays far
             behind the others, :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` learns in a fraction of the
             time, :class:`~pyro_nngp.variational.encoders.SiteEncoder` is more expressive. Batches of about 64 suit all
-            of them. :class:`~pyro_nngp.variational.PseudoObservations` is that of :class:`~pyro_nngp.models.VNNGP`, on
-            this graph.
+            of them. :class:`~pyro_nngp.variational.PseudoObservations` is the family of
+            :class:`~pyro_nngp.models.VNNGP`, on this graph.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.
@@ -153,7 +153,7 @@ class NPVI(VNNGP):
             y: their targets.
             ordering: as for the model.
             seed: seed of the ordering.
-            offset: that of each row, if the model has one, as the next three.
+            offset: of each row, if the model has one; so are the next three.
             weights: of each row.
             trials: of each row.
             limits: of each row.

@@ -104,7 +104,7 @@ class SVGP(Method):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of k-means.
@@ -283,7 +283,7 @@ class GivenInducing(Posterior):
     Attributes:
         q: the family.
         fitc: whether v is noise of the data.
-        metric: the user's metric of neighbors; None is that of the kernel.
+        metric: the user's metric of neighbors; None takes the metric of the kernel.
         draw: the values of all sites in one posterior draw, nu among them; None integrates over q(nu).
         site: name of the site nu.
     """

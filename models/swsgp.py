@@ -95,7 +95,7 @@ class SWSGP(Method):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound is that of SVGP.
+        num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound equals the bound of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
             rows, at least 64 and at most 1,024: with more of them q(u) follows single data.
         learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
@@ -106,7 +106,7 @@ class SWSGP(Method):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of k-means.

@@ -6,7 +6,7 @@ eq. 14 of Jankowiak and Pleiss 2021),
 
 .. math:: \log p(y) = \sum_j \log p(y_j \mid y_{n(j)}),
 
-a proper density, which for K = N-1 is that of the exact Gaussian process.
+a proper density, which for K = N-1 equals the exact Gaussian process.
 
 Differs from the papers: a mean function.
 
@@ -56,7 +56,7 @@ class Vecchia(ResponseMethod):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.

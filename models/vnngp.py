@@ -103,7 +103,7 @@ class VNNGP(Method):
         ordering: ordering of the inducing points: "random", "maximin", "coordinate", "principal", "given" or a
             permutation.
         jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
-        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None takes the metric of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering and of k-means.
@@ -370,7 +370,7 @@ class VNNGP(Method):
     def preceding(self, count: int) -> "VNNGP":
         """This method on the first rows of its ordering, whose prior is the marginal of the prior on all rows.
 
-        Parts and hyperparameters are those of this method, q(u) is new.
+        Parts and hyperparameters are the same as here, q(u) is new.
 
         Args:
             count: number of rows.

@@ -23,7 +23,7 @@ Neighbors follow the kernel: if it has moved by more than 5 % since they were fo
 After twenty steps on minibatches a recording of their tensor operations replaces model and guide, with the same numbers
 (:mod:`pyro_nngp.inference.svi.replay`); ``replay=False`` runs them in every step.
 
-Cost: that of one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
+Cost: one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
 """
 
 import os
@@ -115,7 +115,7 @@ def fit(
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
         validation: a score on held-out data, by which the best state is chosen.
         checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run
-            equals one that was never stopped, bit for bit; data, rates and seed must be those of the file. With a
+            equals one that was never stopped, bit for bit; data, rates and seed must equal the file's. With a
             larger `num_steps` than that of the file, the run continues, finished or not, at the rates of the longer
             schedule.
         callback: called as ``callback(step, loss)`` after each step.

@@ -74,12 +74,12 @@ class Method(GPModule):
             ``refresh_neighbors`` updates.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset: known part of f at each row, (N,), or (N, L) for L latent functions, such as the logarithm of an
-            exposure under a log link; added to the mean function. Predictions take that of new rows, 0 without.
+            exposure under a log link; added to the mean function. Predictions take the offset of new rows, 0 without.
         weights: positive weights that multiply the log density of each row, (N,): a weight of 2 counts a row twice.
         trials: numbers of trials of each row, (N,), for ``Binomial()`` or ``BetaBinomial()``. Predictions take
             those of new rows, 1 without.
         limits: limits of detection of each row, (N,), for ``Censored(lower="limits")``; infinite where there is none.
-            Predictions take those of new rows; without, they are of values that nothing limits.
+            Predictions take limits of new rows; without limits they predict values that nothing limits.
 
     Attributes:
         x, y, offset, weights, trials, limits: the data, as buffers.
@@ -181,7 +181,7 @@ class Method(GPModule):
 
     @property
     def num_plates(self) -> int:
-        """Dimensions of the plates of the model: that of the data, and that of latent functions."""
+        """Number of plates of the model: of the data, and of latent functions."""
         return 1 + len(self.latent_shape)
 
     def site(self, name: str) -> str:
@@ -199,7 +199,7 @@ class Method(GPModule):
     def _bound_of_plans(self) -> Bound:
         """Hyperparameters for what no posterior draw changes, such as neighbors.
 
-        They are those of :meth:`bound`; with priors that came after the guide was built, their medians.
+        They equal :meth:`bound`; with priors that came after the guide was built, their medians.
         """
         if set(sampled_attributes(self)) <= set(self.hyper_guide._sites):
             return self.bound()
@@ -315,7 +315,7 @@ class Method(GPModule):
     ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
         r"""Posterior mean and variance of f at new points.
 
-        Given posterior draws :math:`\theta_s` of hyperparameters and latent values, such as those of NUTS on ``model``,
+        Given posterior draws :math:`\theta_s` of hyperparameters and latent values, such as draws of NUTS on ``model``,
         they are the moments of the mixture :math:`\frac1S \sum_s p(f \mid x, \theta_s)`. Without draws, predictions
         integrate over the guide, with hyperparameters that have priors at the median of their guide.
 
@@ -458,7 +458,7 @@ class Method(GPModule):
         Raises:
             ValueError, TypeError: as :meth:`sample`, and if the model has no likelihood.
 
-        Cost: that of :meth:`sample`.
+        Cost: as :meth:`sample`.
         """
         where = f"{type(self).__name__}.sample_y"
         if self.likelihood is None:
@@ -656,7 +656,7 @@ class Method(GPModule):
 
         Whatever it raises, the method stays as it was.
 
-        Cost: that of the search for the neighbors, and of ``solve`` where the method has latent values.
+        Cost: the search for the neighbors, and ``solve`` where the method has latent values.
         """
         several_processes.check_whole(self, "extend")
         extension.extend(self, x, y, by_row)
@@ -702,7 +702,7 @@ class Method(GPModule):
         Raises:
             ValueError, TypeError: for malformed row numbers.
 
-        Cost: that of a search for neighbors among the rows, and of ``solve``.
+        Cost: a search for neighbors among the rows, and ``solve``.
         """
         several_processes.check_whole(self, "subset")
         return extension.subset(self, rows)

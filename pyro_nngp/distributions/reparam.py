@@ -18,7 +18,7 @@ class NNGPReparam(Reparam):
     AutoGuide. The values at the original site are then a deterministic function of the white ones and of the kernel's
     hyperparameters, which removes the strong prior correlation between them.
 
-    Initial values, such as those of ``init_to_value``, are given for the site itself (``u``); the white values follow
+    Initial values, as by ``init_to_value``, refer to the site itself (``u``); the white values follow
     from them. Values for ``u_white`` alone are overridden by the initial strategy's proposal for ``u``.
 
     Raises:

@@ -27,7 +27,7 @@ class Gibbs(Wrapper):
     Args:
         kern: an :class:`RBF`, :class:`Matern12`, :class:`Matern32` or :class:`Matern52`.
         factor: from inputs (..., n, D) to positive factors (..., n) of all lengthscales; a ``torch.nn.Module`` is
-            trained and saved with the kernel. It sees all columns, the kernel those of its ``active_dims``.
+            trained and saved with the kernel. It sees all columns, the kernel its ``active_dims``.
 
     Raises:
         TypeError: if ``kern`` is another kernel, or ``factor`` not callable.

@@ -136,7 +136,7 @@ class NegativeBinomial(Likelihood):
         return center + self.total_count.detach().log(), scale
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
-        """The size r with which counts of the nearest points predict those of a point best."""
+        """The size r with which counts of the nearest points best predict the count of a point."""
         if name != "total_count":
             return None
         r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)[:, None]

@@ -29,7 +29,7 @@ Objective: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Distribution]
 class Expected(Mixture):
     """The distribution of y, with the expected log density of VFE, averaged over draws, as its log density.
 
-    Draws and moments are those of y itself. The exponential of the log density is not normalized: it integrates to less
+    Draws and moments refer to y itself. The exponential of the log density is not normalized: it integrates to less
     than 1.
 
     Args:

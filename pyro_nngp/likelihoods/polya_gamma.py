@@ -33,7 +33,7 @@ from pyro_nngp.likelihoods.observations import PseudoObservations
 class PolyaGammaBound(Likelihood):
     r"""A logistic likelihood with the Polya-Gamma bound as its expected log-density; all else is unchanged.
 
-    The resulting evidence bound is that of PG-VI, which is lower, and ``solve()`` is PG-VI's coordinate ascent.
+    The resulting evidence bound is the bound of PG-VI, which is lower, and ``solve()`` is PG-VI's coordinate ascent.
 
     Args:
         likelihood: :class:`Bernoulli` with the logit link, :class:`Binomial` or :class:`NegativeBinomial`.

@@ -116,7 +116,7 @@ def expectation(
 ) -> Float[Tensor, "..."]:
     r"""The expectation of g(t) over a standard normal t, elementwise.
 
-    The gradient is that of the rule with its nodes held fixed.
+    The gradient is the gradient of the rule with its nodes held fixed.
 
     Args:
         function: g, from t of shape (Q, \*shape) to values of that shape, with one kink or narrow feature at most.
