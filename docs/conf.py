@@ -3,15 +3,20 @@
 import hashlib
 import importlib.metadata
 import importlib.resources
+import inspect
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from docutils import nodes
 from PIL import Image
+from sphinx.util.inspect import stringify_signature
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from pictures import save_card  # noqa: E402
 
 project = "pyro_nngp"
 author = "The pyro_nngp developers"
@@ -26,7 +31,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "conf.py"]
+exclude_patterns = ["_build", "conf.py", "pictures.py"]
 
 # Tutorials are percent scripts, executed as notebooks; SMOKE=1 in the environment runs them at a size of seconds.
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
@@ -43,6 +48,8 @@ nb_output_stderr = "remove"  # progress bars
 nb_execution_timeout = 3600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_code_prompt_show = "Show imports and settings"
+nb_code_prompt_hide = "Hide imports and settings"
 nb_execution_in_temp = True
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath", "fieldlist"]
@@ -120,8 +127,47 @@ def escape_signs(app, what, name, obj, options, lines):
         lines[:] = [re.sub(r"(?<=[a-z])_(?=[,:])", r"\\_", line) for line in lines]
 
 
-def shorten_arrays(app, what, name, obj, options, signature, returns):
-    """NumPy's ArrayLike under its name, not spelled out."""
+def arguments_of(obj):
+    """Entries of the section "Args" of a docstring, {names: lines}."""
+    section = re.search(r"\nArgs:\n(.*?)(?=\n\S|\Z)", inspect.getdoc(obj) or "", re.DOTALL)
+    entries, lines = {}, []
+    for line in section[1].splitlines() if section else ():
+        if re.match(r" {4}[*\w]", line):
+            lines = entries.setdefault(line.partition(":")[0].strip(), [])
+        lines.append(line)
+    return entries
+
+
+def inherit_arguments(app, what, name, obj, options, lines):
+    """Arguments of a constructor that a base class describes are described here too."""
+    if what != "class" or not inspect.isfunction(obj.__init__):
+        return
+    taken, own = list(inspect.signature(obj.__init__).parameters)[1:], vars(obj).get("__doc__")
+    known = {each for names in arguments_of(obj) for each in names.split(", ")} if own else set()
+    added = []
+    for base in obj.__mro__[1:]:
+        if not base.__module__.startswith("pyro_nngp") or not vars(base).get("__doc__"):
+            continue
+        for line, entry in arguments_of(base).items():
+            names = set(line.split(", "))
+            if names <= set(taken) and not names <= known:
+                known |= names
+                added += entry
+    if added and "Args:" in lines:
+        end = next((i for i in range(lines.index("Args:") + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+        lines[end:end] = added
+    elif added:
+        lines += ["", "Args:", *added]
+
+
+def shorten_signature(app, what, name, obj, options, signature, returns):
+    """The signature of ``__init__`` for a class that has ``__new__``; NumPy's and this package's aliases by name."""
+    if what == "class" and signature and signature.startswith("(*args"):
+        own = inspect.signature(obj.__init__)
+        own = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
+        signature = stringify_signature(own, unqualified_typehints=True)
+    pattern = r"(?:~?[\w.]*Tensor \| float \| int|float \| [~\w.]*Tensor) \| [~\w.]*PyroParam \| [~\w.]*PyroSample"
+    signature = re.sub(pattern, "Hyperparameter", signature or "") or None
     found = re.sub(r"[~\w.]*_?Buffer \| .*?_NestedSequence\[complex \| bytes \| str\]", "ArrayLike", signature or "")
     return found or signature, returns
 
@@ -134,24 +180,39 @@ def link_pages(app, name, source):
     source[0] = re.sub(pattern, rf"{{doc}}`\1 <{root}\2>`", source[0])
 
 
-def add_title(app, name, source):
-    """Files of results begin with their command; as pages they need a title, that of the table of contents."""
-    if name.startswith("results/") and not source[0].startswith("# "):
-        contents = Path(app.srcdir, "benchmarks.md").read_text(encoding="utf-8")
-        titles = {page: title for title, page in re.findall(r"^(.+) <(results/\w+)>$", contents, re.MULTILINE)}
-        source[0] = f"# {titles[name]}\n\n{source[0]}"
+def open_with_result(app, name, source):
+    """Files of results begin with their command; pages begin with a title, a sentence and the first table.
+
+    Title and sentence are those of the page on benchmarks. What stands above the first table comes after it.
+    """
+    if not name.startswith("results/"):
+        return
+    contents = Path(app.srcdir, "benchmarks.md").read_text(encoding="utf-8")
+    titles = {page: title for title, page in re.findall(r"^(.+) <(results/\w+)>$", contents, re.MULTILINE)}
+    page = re.escape(name)
+    found = re.search(rf"^\| \[[^]]*\]\({page}\.md\) \| (.*) \|$", contents, re.MULTILINE)
+    text = re.sub(r"\A# .*\n+", "", source[0])
+    above = re.match(r"(.*?\n)(\|.*?\|\n)(?!\|)", text + "\n", re.DOTALL)
+    if found and above and not re.search(r"^#", above[1], re.MULTILINE):
+        rest = text[above.end() :]
+        text = f"{found[1]}\n\n{above[2]}\n## How it was measured\n\n{above[1]}\n{rest}"
+    elif found:
+        text = f"{found[1]}\n\n{text}"
+    source[0] = f"# {titles[name]}\n\n{text}"
 
 
 def copy_thumbnails(app, exception):
-    """The last figure of each tutorial (the first of the demonstration, a map) is its picture in the gallery; without
-    execution the committed ones stay."""
-    folder = Path(app.outdir, "_static/thumbnails")
-    folder.mkdir(parents=True, exist_ok=True)
+    """The last figure of each tutorial (the first of the demonstration, a map) is kept, and a panel of it for its card
+    in the gallery; without execution the committed ones stay."""
+    folder, cards = Path(app.outdir, "_static/thumbnails"), Path(app.outdir, "_static/cards")
+    for each in (folder, cards):
+        each.mkdir(parents=True, exist_ok=True)
     for name in sorted(name for name in app.env.found_docs if name.startswith("tutorials/")) if not exception else ():
         images = [node["uri"] for node in app.env.get_doctree(name).findall(nodes.image)]
         if images:
             chosen = images[0] if name == "tutorials/demo" else images[-1]
             picture = Image.open(Path(app.srcdir, chosen)).convert("RGB")
+            save_card(picture, Path(name).name, cards)
             picture.thumbnail((960, 640))
             picture.quantize(64).save(folder / f"{Path(name).name}.png", optimize=True)
 
@@ -178,8 +239,9 @@ def copy_mathjax(app):
 def setup(app):
     """Connect the hooks of this file."""
     app.connect("autodoc-process-docstring", escape_signs, priority=400)  # before napoleon, which comes at 500
-    app.connect("autodoc-process-signature", shorten_arrays)
-    app.connect("source-read", add_title)
+    app.connect("autodoc-process-docstring", inherit_arguments, priority=300)
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("source-read", open_with_result)
     app.connect("source-read", link_pages)
     app.connect("builder-inited", copy_mathjax)
     app.connect("doctree-read", describe_figures)

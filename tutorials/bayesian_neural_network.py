@@ -8,7 +8,7 @@
 #
 #     python tutorials/bayesian_neural_network.py [--out tutorial_output/bayesian_neural_network] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time

@@ -12,7 +12,7 @@
 #
 #     python tutorials/bayesian_sparse_gp.py [--out tutorial_output/bayesian_sparse_gp] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import warnings

@@ -15,7 +15,7 @@
 #
 #     python tutorials/bird_counts.py [--out tutorial_output/bird_counts] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import copy
 import os

@@ -8,7 +8,7 @@
 #
 #     python tutorials/deep_kernel.py [--out tutorial_output/deep_kernel] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time

@@ -6,7 +6,7 @@
 # rest and predicts them. Nothing is set by hand: inputs are in kilometers, elevations in meters, and hyperparameters
 # start from the data. Run as `python tutorials/demo.py [--out demo] [--smoke]`.
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time

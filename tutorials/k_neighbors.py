@@ -9,7 +9,7 @@
 #
 #     python tutorials/k_neighbors.py [--out tutorial_output/k_neighbors] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 from pathlib import Path

@@ -12,7 +12,7 @@
 #
 #     python tutorials/leave_one_out.py [--out tutorial_output/leave_one_out] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import math
 import os

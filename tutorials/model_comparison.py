@@ -8,7 +8,7 @@
 #
 #     python tutorials/model_comparison.py [--out tutorial_output/model_comparison] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import warnings

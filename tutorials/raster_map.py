@@ -7,7 +7,7 @@
 #
 #     python tutorials/raster_map.py [--out tutorial_output/raster_map] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time

@@ -6,7 +6,7 @@
 #
 #     python tutorials/reading_diagnostics.py [--out tutorial_output/reading_diagnostics] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import warnings

@@ -7,7 +7,7 @@
 #
 #     python tutorials/scikit_learn.py [--out tutorial_output/scikit_learn] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 from pathlib import Path

@@ -10,7 +10,7 @@
 #
 #     python tutorials/space_time.py [--out tutorial_output/space_time] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import importlib.util
 import os

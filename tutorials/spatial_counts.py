@@ -14,7 +14,7 @@
 #
 #     python tutorials/spatial_counts.py [--out tutorial_output/spatial_counts] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time

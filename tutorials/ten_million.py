@@ -8,7 +8,7 @@
 #
 #     python tutorials/ten_million.py [--points 10000 100000 1000000] [--out tutorial_output/ten_million] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import math
 import os

@@ -8,7 +8,7 @@
 #
 #     python tutorials/theory.py [--out tutorial_output/theory] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 from pathlib import Path

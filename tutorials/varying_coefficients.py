@@ -11,7 +11,7 @@
 #
 #     python tutorials/varying_coefficients.py [--out tutorial_output/varying_coefficients] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import importlib.util
 import math

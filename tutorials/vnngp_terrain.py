@@ -12,7 +12,7 @@
 #
 #     python tutorials/vnngp_terrain.py [--out tutorial_output/vnngp_terrain] [--smoke]
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 import os
 import time
