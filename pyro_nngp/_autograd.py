@@ -10,13 +10,27 @@ from typing import Any
 import torch
 from pyro.ops.provenance import ProvenanceTensor, detach_provenance, get_provenance, track_provenance
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """``function.apply``, whose results get the provenance of all arguments."""
+    """``function.apply``, whose results get the provenance of all arguments.
+
+    Where nothing can be differentiated, only the forward pass is called, without the bookkeeping of autograd.
+    """
     if not any(isinstance(arg, ProvenanceTensor) for arg in args):
-        return function.apply(*args)
+        return function.apply(*args) if _may_be_differentiated() else function.forward(*args)
     return track_provenance(function.apply(*detach_provenance(args)), get_provenance(args))
+
+
+def _may_be_differentiated() -> bool:
+    """Whether gradients, duals, or transforms of torch.func are in use."""
+    return torch.is_grad_enabled() or is_transformed() or forward_ad._current_level >= 0
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, such as ``vmap``, is in use."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def mapped_first(values: Iterable[Tensor], in_dims: Iterable[int | None], ranks: Iterable[int]) -> list[Tensor]:

@@ -14,7 +14,9 @@ from jaxtyping import Float
 from pyro.nn.module import _make_name
 from torch import Tensor, nn
 
+from pyro_nngp._autograd import is_transformed
 from pyro_nngp._checks import fail
+from pyro_nngp._versions import Versions
 from pyro_nngp.coefficients import Trend
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.hyperparameters.priors import site_name
@@ -22,6 +24,8 @@ from pyro_nngp.hyperparameters.values import Get, Values, as_sites, as_values, p
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.means import ConstantMean
+
+_PROBES = 8  # points whose covariances identify a function
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Bound:
         others: values of further hyperparameters of the method, and of its inducing points, by name.
         where: name of the method, for errors.
         trend: coefficients of the mean that predictions integrate over; None takes them as they are.
+        versions: of all that the method depends on when the record is read; None at a draw, and in a program.
     """
 
     kernel: Any
@@ -52,6 +57,7 @@ class Bound:
     others: Mapping[str, Any] = field(default_factory=dict)
     where: str = "mean"
     trend: Trend | None = None
+    versions: Versions | None = None
 
     @property
     def covariance(self) -> Covariance:
@@ -121,9 +127,10 @@ def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
             others[name] = get(owner, name, _make_name(owner._pyro_name, name))
         else:
             others[name] = part(name)
+    covariances = tuple(bind(each) for each in kernels)
     return Bound(
         kernel,
-        tuple(bind(each) for each in kernels),
+        covariances,
         likelihood.bind() if isinstance(likelihood, Likelihood) else None,
         mean,
         owner.jitter,
@@ -131,7 +138,15 @@ def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
         is_median,
         others,
         type(owner).__name__,
+        versions=_versions(owner, kernels, covariances) if is_median and not is_transformed() else None,
     )
+
+
+def _versions(owner: Any, kernels: list[Any], covariances: tuple[Covariance, ...]) -> Versions:
+    """The state of a method; of a kernel that is a function, its covariances at some rows."""
+    some = owner.x[:_PROBES]
+    functions = [cov for kernel, cov in zip(kernels, covariances, strict=True) if not isinstance(kernel, nn.Module)]
+    return Versions.of(owner, owner.jitter, [cov(some, some).tolist() for cov in functions])
 
 
 __all__ = ["Bound", "read", "read_program"]

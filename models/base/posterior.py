@@ -73,7 +73,8 @@ class Posterior:
             return first
         part = self.rows.trial(self.graph, most)
         posterior, trial = self.on(part), part.places
-        return trial.choose_k(lambda near: posterior.variances(trial.rows, near), first, rules)
+        versions = self.bound.versions
+        return trial.choose_k(lambda near: posterior.variances(trial.rows, near), first, rules, versions)
 
     def variances(
         self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]

@@ -166,20 +166,6 @@ def sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
                     yield module, attribute
 
 
-def values_now(owner: Any, like: Tensor) -> list[Tensor]:
-    """Copies of the parameters, buffers and sampled attributes of a module and its parts in the present Pyro context.
-
-    Args:
-        owner: the module; any other callable has none.
-        like: tensor whose dtype and device the copies get.
-    """
-    if not isinstance(owner, nn.Module):
-        return []
-    modules = (module for module in owner.modules() if isinstance(module, PyroModule))
-    sampled = (getattr(module, attribute) for module in modules for attribute in module._pyro_samples)
-    return [value.detach().to(like, copy=True) for value in chain(owner.parameters(), owner.buffers(), sampled)]
-
-
 def site_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
     """Name of the site of an attribute.
 

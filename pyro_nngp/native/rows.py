@@ -7,6 +7,7 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from pyro_nngp._checks import fail
 from pyro_nngp.native import enabled, loaded
@@ -93,3 +94,4 @@ def adam_step(
     step = AdamStep(**sizes, rate=rate, beta1=betas[0], beta2=betas[1], eps=eps, **pointers)
     if loaded().nn_adam_step(ctypes.byref(step), dtype == torch.float64):
         fail(where, "rows", f"in 0..{shape[0] - 1}", f"{int(rows.min())}..{int(rows.max())}", "Check them.", IndexError)
+    increment_version(table)

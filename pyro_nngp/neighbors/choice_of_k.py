@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from pyro_nngp._versions import Versions
+
 MOST_NEIGHBORS = 512  # for predictions
 _TRIED = 64  # points at which numbers of neighbors are compared
 
@@ -58,8 +60,7 @@ def training(most_for_y: int, most_for_f: int) -> tuple[Rule, Rule]:
 class NeighborTrial:
     """Trial points and their nearest others, at which numbers of neighbors are compared.
 
-    The last choice is kept while the evaluation of the first number, and the `values` that the others depend on, are
-    unchanged, bit for bit.
+    The last choice is kept while what it depends on is unchanged.
 
     Args:
         rows: rows of the points (B,).
@@ -68,14 +69,14 @@ class NeighborTrial:
 
     def __init__(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B k"]) -> None:
         self.rows, self.near = rows, near
-        self._answer: tuple[tuple[int, tuple[Rule, ...]], tuple[Tensor, ...], int] | None = None
+        self._answer: tuple[tuple[int, tuple[Rule, ...], Versions], int] | None = None
 
     def choose_k(
         self,
         evaluate: Callable[[Int[Tensor, "B K"]], Sequence[Tensor]],
         first: int,
         rules: Sequence[Rule],
-        *values: Tensor,
+        versions: Versions | None = None,
     ) -> int:
         """The chosen K: doubled from `first` up to k while the mean score of any rule falls enough.
 
@@ -83,19 +84,16 @@ class NeighborTrial:
             evaluate: maps rows of K neighbors to the arguments of the rules' scores.
             first: the first number tried.
             rules: reasons for a doubling.
-            values: tensors on which evaluations of more neighbors depend, but not that of the first number.
+            versions: of all that evaluations depend on; None evaluates at each call.
 
-        Cost: at most log2(k / first) + 1 evaluations; one if nothing has changed.
+        Cost: at most log2(k / first) + 1 evaluations; none if nothing has changed.
         """
         chosen, limit = first, self.near.shape[1]
         if chosen >= limit:
             return chosen
-        key, now = (first, tuple(rules)), evaluate(self.near[:, :chosen])
-        state = tuple(value.clone() for value in (*now, *values))
-        if self._answer is not None:
-            same_key, then, answer = self._answer
-            if same_key == key and all(map(torch.equal, then, state)):
-                return answer
+        if self._answer is not None and self._answer[0] == (first, tuple(rules), versions):
+            return self._answer[1]
+        now = evaluate(self.near[:, :chosen])
         while chosen < limit:
             more = min(2 * chosen, limit)
             votes = [rule for rule in rules if more <= rule.most]
@@ -103,7 +101,7 @@ class NeighborTrial:
             if not any(_mean(rule, now) - _mean(rule, after) >= rule.worthwhile for rule in votes):
                 break
             chosen, now = more, after
-        self._answer = key, state, chosen
+        self._answer = None if versions is None else ((first, tuple(rules), versions), chosen)
         return chosen
 
 

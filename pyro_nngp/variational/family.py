@@ -137,7 +137,7 @@ class Family(GPModule):
             return first
         part = self.trial(given, most)
         q = part.q.at_rows(given, part.places.near.unique())
-        return part.places.choose_k(partial(_losses, given, part), first, ONE_SCORE, q.loc)
+        return part.places.choose_k(partial(_losses, given, part), first, ONE_SCORE, given.bound.versions)
 
     def trial(self, given: Given, most: int) -> Part:
         """Points at which numbers of neighbors are compared, with q there; the trial is the part's places."""

@@ -296,8 +296,7 @@ class ObservedGaussian(Family):
             return first
         part = self.trial(given, most)
         cov, variance = bind_double(given.bound.kernel, self.loc.dtype), part.q.variance[..., part.places.rows]
-        x, jitter = part.rows.x.double(), given.bound.jitter
-        return enough_for_predictions(part.places, first, cov, x, variance, jitter)
+        return enough_for_predictions(part.places, first, cov, part.rows.x.double(), variance, given.bound)
 
     def moments(
         self, given: Given, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]
@@ -309,9 +308,7 @@ class ObservedGaussian(Family):
         """
         bound, x, is_solved = given.bound, given.rows.x, bool(self.solved)
         target, precision = self.observations(given)
-        pooled = self._pooled or self._cache.pooled(
-            bound.kernel, given.graph, 1 / precision, near.shape[1], bound.jitter
-        )
+        pooled = self._pooled or self._cache.pooled(bound, given.graph, 1 / precision, near.shape[1])
         variance = pooled.variance(bound.covariance, x_new, near, 1 / precision)
         w, _ = graph_conditional(bound.covariance, x_new, x, near, None if is_solved else 1 / precision, bound.jitter)
         values = self.means(given) if is_solved else target
@@ -356,7 +353,7 @@ class ObservedGaussian(Family):
         part = super().at_part(given, part)
         if x_new is not None and part.numbers is not None:
             bound, precision = given.bound, self.observations(given)[1][..., : given.graph.num_points]
-            pooled = self._cache.pooled(bound.kernel, given.graph, 1 / precision, num_neighbors, bound.jitter)
+            pooled = self._cache.pooled(bound, given.graph, 1 / precision, num_neighbors)
             part.q._pooled = pooled.near(x_new, part.graph, num_neighbors)
         return part
 

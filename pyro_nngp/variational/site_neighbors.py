@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._versions import Versions
+from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.hyperparameters.priors import values_now
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.kernels.base import KernelLike
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE, NeighborTrial, rows_to_try
@@ -26,7 +26,6 @@ from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
 
 _NEIGHBORS = 64  # that moments depend on by default
-_KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _SMALLER = 0.1  # relative decrease of variances that justifies more neighbors
 
 
@@ -64,7 +63,7 @@ def enough_for_predictions(
     cov: Covariance,
     x: Float[Tensor, "N D"],
     variance: Float[Tensor, "*L B"],
-    jitter: float,
+    bound: Bound,
 ) -> int:
     """Number of nearest points, doubled from `first` while predictive variances fall by more than 1 % on average.
 
@@ -74,14 +73,14 @@ def enough_for_predictions(
         cov: covariance function in double precision: many neighbors without noise are ill-conditioned.
         x: all points, in double precision.
         variance: posterior variances at the points of the trial.
-        jitter: relative nugget.
+        bound: the hyperparameters.
     """
 
     def scores(near: Int[Tensor, "B k"]) -> tuple[Tensor]:
-        left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
+        left = graph_conditional(cov, x[trial.rows], x, near, jitter=bound.jitter)[1]
         return ((variance + left).log(),)
 
-    return trial.choose_k(scores, first, ONE_SCORE)
+    return trial.choose_k(scores, first, ONE_SCORE, bound.versions)
 
 
 class NeighborCache:
@@ -90,7 +89,7 @@ class NeighborCache:
     def __init__(self) -> None:
         self._nearest: Any = None
         self._plan: tuple[Elimination | None] | None = None
-        self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
+        self._pooled: tuple[tuple[int, Versions | None], PooledObservations] | None = None
 
     def forget(self) -> None:
         """Drop everything."""
@@ -111,29 +110,23 @@ class NeighborCache:
     @torch.inference_mode(False)  # later gradients need what is kept
     @torch.no_grad()
     def pooled(
-        self, kernel: KernelLike, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int, jitter: float
+        self, bound: Bound, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int
     ) -> PooledObservations:
-        """Pooled observations, kept while noise, kernel, jitter and number of neighbors are unchanged.
-
-        A kernel has changed if its hyperparameters or its covariances among the first 8 rows have: those of a function
-        are unknown, and covariances of distant rows may be zero before and after.
+        """Pooled observations, kept while the method and the number of neighbors are unchanged.
 
         All processes must call it at the same time.
 
         Args:
-            kernel: covariance function.
+            bound: the hyperparameters.
             graph: the points.
             noise: variances of the observations.
             num_neighbors: in the variances.
-            jitter: relative nugget.
         """
-        some, covariance = graph.x[:_KERNEL_PROBES], bind(kernel)
-        numbers = torch.tensor([num_neighbors, jitter], dtype=torch.float64)
-        key = noise.clone(), covariance(some, some), numbers, *values_now(kernel, some)
-        before = () if self._pooled is None else self._pooled[0]
-        is_new = len(before) != len(key) or not all(map(torch.equal, before, key))
+        key = num_neighbors, bound.versions
+        is_new = self._pooled is None or bound.versions is None or self._pooled[0] != key
         if graph.total(torch.tensor(float(is_new))) or self._pooled is None:  # of any process
-            self._pooled = key, PooledObservations(covariance, graph, key[0], num_neighbors, jitter)
+            pooled = PooledObservations(bind(bound.kernel), graph, noise.clone(), num_neighbors, bound.jitter)
+            self._pooled = key, pooled
         return self._pooled[1]
 
     def __getstate__(self) -> dict[str, Any]:

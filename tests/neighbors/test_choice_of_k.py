@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pyro_nngp._versions import Versions
 from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, NeighborTrial, Rule, itself, rows_to_try
 
 
@@ -33,18 +34,22 @@ def test_doubling_ends_with_the_last_one_that_pays(gains, first, most, want, tri
     assert asked == tried
 
 
-def test_the_answer_is_kept_until_a_score_changes():
-    trial, asked, scale = NeighborTrial(torch.arange(2), torch.zeros(2, 64, dtype=torch.int64)), [], [1.0]
+def test_the_answer_is_kept_until_a_version_changes():
+    trial, asked, scale = NeighborTrial(torch.arange(2), torch.zeros(2, 64, dtype=torch.int64)), [], torch.ones(100)
 
     def scores(near):
         asked.append(near.shape[1])
-        return (torch.full((2,), -scale[0] * near.shape[1]),)
+        return (-scale[:2] * near.shape[1],)
 
-    assert [trial.choose_k(scores, 16, while_it_falls_by(20.0)) for _ in range(2)] == [16, 16]
-    assert asked == [16, 32, 16]  # the second call computes the first score alone
-    scale[0] = 2.0
-    assert trial.choose_k(scores, 16, while_it_falls_by(20.0)) == 64
-    assert trial.choose_k(scores, 16, while_it_falls_by(1e3)) == 16  # as does another threshold
+    few, many = while_it_falls_by(20.0), while_it_falls_by(1e3)
+    assert [trial.choose_k(scores, 16, few, Versions([scale])) for _ in range(2)] == [16, 16]
+    assert asked == [16, 32]
+    scale += 1
+    assert trial.choose_k(scores, 16, few, Versions([scale])) == 64
+    assert trial.choose_k(scores, 16, many, Versions([scale])) == 16  # as does another threshold
+    asked.clear()
+    assert [trial.choose_k(scores, 16, many) for _ in range(2)] == [16, 16]
+    assert asked == [16, 32, 16, 32]  # without versions nothing is kept
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,8 @@ def test_the_number_is_found_again_where_q_has_changed_beyond_the_first_neighbor
     before, trial = gp.prediction_neighbors(), gp.graph.trial(299)
     beyond = torch.ones(300, dtype=torch.bool)
     beyond[torch.cat([trial.rows, trial.near[:, :8].flatten()])] = False
-    gp.q.loc.data[beyond] += 30
+    with torch.no_grad():
+        gp.q.loc[beyond] += 30
     assert gp.prediction_neighbors() == 8 < before
 
 
