@@ -26,6 +26,7 @@ _LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
 _PRIOR = 1.5  # standard deviation of the logarithms
 _BOUND = 8.0  # on their distance from the start
 _STEPS = 15
+_CLOSE = 0.05  # change in nats, slope, or move of the logarithms, that ends the steps
 _LATENTS = 4  # latent functions or outputs used
 
 
@@ -71,8 +72,8 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
         for i, to, part in zip(moving, maps, parts, strict=False):
             problem.slots[i].part.__dict__[problem.slots[i].name] = to(part).reshape(base[i].shape)
         level = parts[-1][0].exp() if problem.learn_noise else latents.noise
-        penalty = (shift / _PRIOR).square().sum() / (2 * len(problem.rows) * len(latents.obs))
-        return _leave_one_out(latents, level, near) + penalty
+        penalty = (shift / _PRIOR).square().sum() / (2 * len(latents.obs))
+        return len(problem.rows) * _leave_one_out(latents, level, near) + penalty
 
     with torch.enable_grad():
         near = _neighbors(problem, stressed=True)
@@ -98,7 +99,13 @@ def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
     moving = shift.clone().requires_grad_()
     before = _safely(value, shift, near)
     optimizer = torch.optim.LBFGS(
-        [moving], max_iter=_STEPS, max_eval=_STEPS + 10, history_size=20, line_search_fn="strong_wolfe"
+        [moving],
+        max_iter=_STEPS,
+        max_eval=_STEPS + 10,
+        tolerance_grad=_CLOSE,
+        tolerance_change=_CLOSE,
+        history_size=20,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
