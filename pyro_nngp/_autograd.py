@@ -19,7 +19,8 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     Where nothing can be differentiated, only the forward pass is called, without the bookkeeping of autograd.
     """
     if not any(isinstance(arg, ProvenanceTensor) for arg in args):
-        return function.apply(*args) if _may_be_differentiated() else function.forward(*args)
+        is_pure = function.setup_context is not torch.autograd.Function.setup_context  # forward(*args), without context
+        return function.forward(*args) if is_pure and not _may_be_differentiated() else function.apply(*args)
     return track_provenance(function.apply(*detach_provenance(args)), get_provenance(args))
 
 
