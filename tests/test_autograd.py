@@ -1,5 +1,6 @@
 """Provenance of the results of autograd functions, and mapped dimensions that broadcast."""
 
+import pytest
 import torch
 from builders import normal
 from pyro.ops.provenance import get_provenance, track_provenance
@@ -19,6 +20,40 @@ def test_results_come_from_all_arguments():
     assert get_provenance(product) == frozenset({"a", "b"})
     assert not get_provenance(apply(Product, a, b)[0])
     torch.testing.assert_close(apply(Product, a, b)[0], a * b)
+
+
+class Root(torch.autograd.Function):
+    """The root, whose forward pass stands in for compiled code: it knows neither gradients nor batches."""
+
+    @staticmethod
+    def forward(a):
+        assert type(a) is torch.Tensor
+        return torch.from_numpy(a.detach().numpy() ** 0.5)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (2 * ctx.saved_tensors[0])
+
+    @staticmethod
+    def vmap(info, in_dims, a):
+        return Root.apply(a), in_dims[0]
+
+
+def test_the_forward_pass_alone_is_called_only_where_nothing_is_differentiated_or_mapped():
+    a = normal(3).square() + 1
+    with torch.no_grad():
+        assert torch.equal(apply(Root, a), a.sqrt())
+        assert torch.equal(torch.func.vmap(lambda part: apply(Root, part))(a), a.sqrt())
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+            with pytest.raises(RuntimeError, match="jvp"):  # not a result without its tangent
+                apply(Root, dual)
+    slope = torch.func.grad(lambda part: apply(Root, part).sum())(a)
+    torch.testing.assert_close(slope, 0.5 / a.sqrt())
 
 
 def test_mapped_dimensions_lead_and_broadcast():

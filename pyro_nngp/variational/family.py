@@ -136,7 +136,6 @@ class Family(GPModule):
         if first >= most:
             return first
         part = self.trial(given, most)
-        q = part.q.at_rows(given, part.places.near.unique())
         return part.places.choose_k(partial(_losses, given, part), first, ONE_SCORE, given.bound.versions)
 
     def trial(self, given: Given, most: int) -> Part:
