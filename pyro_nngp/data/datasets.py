@@ -227,7 +227,8 @@ def _grid(
 
 
 def _matplotlib_sample(where: str, file: str) -> Mapping[str, np.ndarray]:
-    return import_extra(where, "matplotlib.cbook", "datasets").get_sample_data(file)
+    with import_extra(where, "matplotlib.cbook", "datasets").get_sample_data(file) as arrays:
+        return dict(arrays)
 
 
 def _scikit_learn(name: str, dtype: torch.dtype) -> Dataset:

@@ -287,7 +287,7 @@ def test_what_is_not_there_on_several_processes():
     with pytest.raises(ValueError, match="expected idx with own rows on several processes, got None"):
         gp.model()
     with pytest.raises(TypeError, match="LMC: expected x to be a tensor or a table for this method"):
-        LMC(data, kernels=[Matern52(2)], likelihoods=[Gaussian()])
+        LMC(data, kernels=[Matern52(2)], likelihood=[Gaussian()])
     with pytest.raises(TypeError, match="expected ShardedData without y and other positional arguments, got more"):
         Vecchia(data, y)
     with pytest.raises(ValueError, match="expected seed to be 0, that of the data, got 3"):
