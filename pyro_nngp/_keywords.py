@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from pyro_nngp._checks import fail
 
-_OTHER_NAMES = {  # argument: its names in papers and in other packages
+OTHER_NAMES = {  # argument: its names in papers and in other packages
     "num_neighbors": "k K m n_neighbors neighbors num_nearest num_nn n_neighbours num_neighbours neighbours",
     "inducing": "M Z num_inducing n_inducing inducing_points inducing_variable inducing_inputs Xu",
     "likelihood": "noise noise_var noise_variance nugget alpha family",
@@ -36,7 +36,7 @@ def check_keywords(where: str, function: Callable, given: Iterable[str]) -> None
 
 
 def _cure(name: str, known: list[str]) -> str:
-    for argument, others in _OTHER_NAMES.items():
+    for argument, others in OTHER_NAMES.items():
         if name in others.split() and argument in known:
             example = "guide=Amortized(encoder)" if name == "encoder" else f"{argument}=..."
             return f"Write {example} instead of {name}=..."

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pyro_nngp as nngp
-from pyro_nngp._keywords import _OTHER_NAMES
+from pyro_nngp._keywords import OTHER_NAMES
 
 METHODS = [getattr(nngp, name) for name in ("BSGP", "LMC", "LOO", "MLLk", "NPVI", "SVGP", "SWSGP", "Vecchia", "VNNGP")]
 
@@ -35,5 +35,5 @@ def test_each_method_refuses_what_it_does_not_know(method):
 
 
 def test_no_argument_is_another_name_of_an_argument():
-    others = {name for names in _OTHER_NAMES.values() for name in names.split()}
-    assert not others & set(_OTHER_NAMES)
+    others = {name for names in OTHER_NAMES.values() for name in names.split()}
+    assert not others & set(OTHER_NAMES)
