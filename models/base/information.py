@@ -20,16 +20,23 @@ differences in double precision.
 Of more than 2,048 rows, 2,048 random ones count for all, with all of their neighbors; of a pseudo-likelihood, whose
 scores are correlated nearby, more than 1,024 are represented by the 1,024 around a random one.
 
+Likelihoods in which coefficients of the mean are maximized over underestimate variances. Intervals of conditional
+densities are centered where a step of Newton's method on the restricted likelihood,
+:math:`\log p(y \mid \theta, \hat\beta) - \tfrac12 \log |\sum_j a_j a_j^\top / v_j|`, leads from the estimate
+(Harville 1977), and standard errors of coefficients are averaged over the distribution of :math:`\theta` around that
+center.
+
 Cost: O(p B K^3), of a pseudo-likelihood O(p U^3). Symbols: p hyperparameters, B rows, U of them and their neighbors.
 
-Reference: Varin, Reid, Firth (2011), "An overview of composite likelihood methods", Statistica Sinica.
+Reference: Varin, Reid, Firth (2011), "An overview of composite likelihood methods", Statistica Sinica; Harville (1977),
+"Maximum likelihood approaches to variance component estimation and to related problems", JASA.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -40,13 +47,19 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 from pyro_nngp.bound import Bound, read
+from pyro_nngp.coefficients import posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import add_diagonal, cholesky, factor_inverse, factor_solve
+from pyro_nngp.means import BasisMean
+from pyro_nngp.models.base.posterior import Observed
+from pyro_nngp.models.base.trend import normal_equations
 
 _STEP = 1e-4  # of differences, on the unconstrained scale
 _ROWS, _BLOCK = 2048, 1024
+_RESTRICTED = 0.01  # step of differences of the determinant
+_FARTHEST = 1.5  # from the estimates that hyperparameters are taken, on the unconstrained scale
 _CHUNK = 256  # rows whose covariances of neighbors are held at once
 _EVIDENCE_STEP, _TOLERANCE = 0.02, 1e-5  # of the gradient of the evidence, and of the solutions for q(u)
 MOST_ROWS = 1000
@@ -65,10 +78,19 @@ class Free(NamedTuple):
 
 
 class Information(NamedTuple):
-    """Covariance of hyperparameters on their unconstrained scales."""
+    """Covariance of hyperparameters on their unconstrained scales, and what follows for the mean's coefficients."""
 
     free: list[Free]
     cov: Float[Tensor, "p p"]
+    shift: Float[Tensor, " p"] | None = None
+    """From the estimates to the centers of their intervals."""
+    errors: Float[Tensor, "*own c"] | None = None
+    """Standard errors of the coefficients of the mean, of each function or of all."""
+
+    def centers(self) -> dict[tuple[PyroModule, str], Tensor]:
+        """Unconstrained values in the middle of the intervals, by module and attribute."""
+        free = self.free if self.shift is None else _moved_by(self.free, self.shift)
+        return {(each.module, each.name): each.value for each in free}
 
     def scales(self) -> dict[tuple[PyroModule, str], Tensor]:
         """Standard errors by module and attribute, of the shape of the unconstrained parameter."""
@@ -97,7 +119,41 @@ def of_conditionals(method: Any) -> Information:
     rows = torch.randperm(method.num_data, generator=torch.Generator().manual_seed(0))[:count].to(method.x.device)
     places = Places.of(method, rows)
     bread = sum(times * one.fisher() for one, times in _each_noise(method, places))
-    return Information(places.free, _inverse(bread * (method.num_data / count)))
+    cov = _inverse(bread * (method.num_data / count))
+    if not isinstance(places.bound().mean_function, BasisMean) or not places.bound().mean_function.is_learned:
+        return Information(places.free, cov)
+    slopes = [(_log_root(places, k, _RESTRICTED) - _log_root(places, k, -_RESTRICTED)) for k in range(len(cov))]
+    shift = (cov @ torch.stack(slopes) / (2 * _RESTRICTED)).clamp(-_FARTHEST, _FARTHEST)
+    strengths, axes = torch.linalg.eigh(cov)
+    points = axes * (len(cov) * strengths.clamp(0, _FARTHEST**2)).sqrt()  # of a cubature rule, exact to degree 3
+    each = [_coefficient_root(places, _moved_by(places.free, shift + sign * p)) for p in points.mT for sign in (1, -1)]
+    errors = torch.stack([root.square().sum(-1) for root in each]).mean(0).sqrt()
+    return Information(places.free, cov, shift, errors)
+
+
+def _moved_by(free: list[Free], shift: Float[Tensor, " p"]) -> list[Free]:
+    """Hyperparameters with a shift added on their unconstrained scales."""
+    parts = shift.cpu().split([each.value.numel() for each in free])
+    return [
+        each._replace(value=each.value + part.reshape(each.value.shape)) for each, part in zip(free, parts, strict=True)
+    ]
+
+
+def _coefficient_root(places: "Places", free: list[Free]) -> Float[Tensor, "*own c c"]:
+    """Root of the covariance of the coefficients of the mean at some hyperparameters, in double precision."""
+    bound, rows = replace(places, free=free).bound(), places.method.rows
+    doubled = {name: None if value is None else value.double() for name, value in vars(rows).items() if name != "shard"}
+    observed = Observed(replace(rows, **doubled), places.method.graph, bound)
+    return posterior_of_coefficients(bound.mean_function, *normal_equations(observed))[1]
+
+
+def _log_root(places: "Places", entry: int, step: float) -> Tensor:
+    """The logarithm of the determinant of the root with one entry of the hyperparameters changed."""
+    shift = torch.zeros(sum(each.value.numel() for each in places.free)).double()
+    shift[entry] = step
+    root = _coefficient_root(places, _moved_by(places.free, shift))
+    diagonal = root.diagonal(dim1=-2, dim2=-1).abs()
+    return diagonal[diagonal > 0].log().sum()
 
 
 @torch.no_grad()

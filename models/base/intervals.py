@@ -45,13 +45,13 @@ class Intervals:
     def __init__(self, method: Any, probability: float) -> None:
         self._mean = method._modules.get("mean")
         self._shift = math.sqrt(2) * float(torch.erfinv(torch.tensor(probability).double()))
-        self._reason, self._scales, self._trend = "", {}, None
+        self._reason, self._scales, self._centers, self._errors, self._trend = "", {}, {}, None, None
         try:
             found = "no interval on several processes" if method.shard is not None else method.information()
         except NotPositiveDefiniteError:
             found = "no interval: the covariance of the data is singular in double precision"
         if isinstance(found, Information):
-            self._scales = found.scales()
+            self._scales, self._centers, self._errors = found.scales(), found.centers(), found.errors
         else:
             self._reason = found
         if method.likelihood is not None and method.shard is None:
@@ -68,7 +68,7 @@ class Intervals:
 
     def _of_hyperparameter(self, part: Any, name: str) -> Interval:
         constraint, _ = part._pyro_params[name]
-        free = part._parameters[f"{name}_unconstrained"].detach().double()
+        free = self._centers[part, name]
         wide, transform = self._shift * self._scales[part, name].to(free), transform_to(constraint)
         ends = torch.stack([transform(free - wide), transform(free + wide)])
         lower, upper = ends.amin(0), ends.amax(0)
@@ -86,7 +86,8 @@ class Intervals:
         mean, trend = self._mean, self._trend
         if trend is None or not trend.is_flat or name not in ("value", "slope"):
             return _none(value, "taken as it is in predictions")
-        scales = trend.root.square().sum(-1).sqrt().double().cpu()  # (*own, p)
+        found = trend.root.square().sum(-1).sqrt() if self._errors is None else self._errors  # (*own, p)
+        scales = found.double().cpu()
         scales = scales.mT if mean.own_shape else scales
         scales = (scales[0] if name == "value" else scales[1:]).reshape(value.shape)
         note = "level by generalized least squares" if name == "value" else "by generalized least squares"

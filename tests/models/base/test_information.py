@@ -45,6 +45,20 @@ def test_all_neighbors_give_the_information_of_the_exact_process(method, find):
     torch.testing.assert_close(torch.linalg.inv(found), fisher(x) + 1e-4 * torch.eye(4), rtol=1e-4, atol=1e-4)
 
 
+def test_centers_are_a_step_toward_the_restricted_likelihood():
+    x = uniform(N, seed=1)
+
+    def log_error(theta):
+        ones = torch.ones(N, 1).double()
+        return -(ones.mT @ torch.cholesky_solve(ones, torch.linalg.cholesky(covariance(x, theta)))).log().sum() / 2
+
+    found = of_conditionals(build(nngp.Vecchia, x, normal(N)))
+    want = found.cov @ torch.autograd.functional.jacobian(log_error, START)
+    torch.testing.assert_close(found.shift, want, rtol=1e-3, atol=1e-4)
+    fixed = of_conditionals(build(nngp.Vecchia, x, normal(N), mean=lambda x: 0 * x[:, 0]))
+    assert fixed.shift is None
+
+
 def test_outputs_add_their_information_and_those_with_weights_have_more():
     x, both = uniform(N, seed=1), normal(N, 2)
     one, two = (torch.linalg.inv(of_conditionals(build(nngp.Vecchia, x, y, 9)).cov) for y in (both[:, 0], both))

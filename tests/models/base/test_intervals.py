@@ -1,5 +1,6 @@
 """Intervals of parameters without priors: ends, and what they say of themselves."""
 
+import copy
 import math
 
 import numpy as np
@@ -37,9 +38,11 @@ def test_intervals_are_normal_on_the_logarithmic_scale_and_named_by_columns():
         "mean.slope[easting]",
         "mean.slope[northing]",
     ]
-    wide = 1.2815516 * of_conditionals(gp).cov.diagonal().sqrt()[1].item()
+    found = of_conditionals(gp)
+    wide, shift = 1.2815516 * found.cov.diagonal().sqrt()[1].item(), found.shift[1].item()
     row = table.loc["kernel.lengthscale[easting]"]
-    assert [row["lower"], row["upper"]] == pytest.approx([0.3 * math.exp(-wide), 0.3 * math.exp(wide)], rel=1e-5)
+    ends = [0.3 * math.exp(shift - wide), 0.3 * math.exp(shift + wide)]
+    assert [row["lower"], row["upper"]] == pytest.approx(ends, rel=1e-5)
     assert (row["unit"], row["note"]) == ("easting", "")
     assert table.loc["kernel.variance", "unit"] == "y squared"
     level = table.loc["mean.value"]
@@ -52,13 +55,15 @@ def test_intervals_are_normal_on_the_logarithmic_scale_and_named_by_columns():
 
 def test_slopes_have_the_errors_of_generalized_least_squares():
     x, y = data()
-    gp = nngp.Vecchia(x, y, Matern32(2, 0.5, 0.3).double(), Gaussian(0.1), num_neighbors=59, mean=LinearMean(2))
+    gp = nngp.LOO(x, y, Matern32(2, 0.5, 0.3).double(), Gaussian(0.1), num_neighbors=59, mean=LinearMean(2))
     gp.solve()
     basis, cov = gp.mean.basis(x), gp.kernel(x, x).detach() + 0.1 * torch.eye(60)
     spread = torch.linalg.inv(basis.T @ torch.cholesky_solve(basis, torch.linalg.cholesky(cov))).diagonal().sqrt()
     table = gp.summary()
     for name, want in zip(("mean.value", "mean.slope[0]", "mean.slope[1]"), spread, strict=True):
         assert table.loc[name, "upper"] - table.loc[name, "estimate"] == pytest.approx(1.959964 * float(want), rel=1e-4)
+    averaged = nngp.Vecchia(x, y, num_neighbors=59, mean=copy.deepcopy(gp.mean), start=gp)
+    assert of_conditionals(averaged).errors[1] > spread[1]
 
 
 def test_values_that_data_do_not_narrow_say_so():
