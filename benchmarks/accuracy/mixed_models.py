@@ -11,9 +11,11 @@ intervals of an exact posterior then cover at their nominal rate. Gaussian data 
 kind beside QuickNUTS on the same program. ``gpboost``: coefficients and standard errors beside GPBoost, which maximizes
 the likelihood of the same model with an exact process and flat priors (``pip install gpboost``). ``vecchia``: its
 Vecchia approximation with groups. ``seconds``: two Poisson data sets of 10,000 points, one of them with
-groups.
+groups. ``glmmtmb``: coefficients and standard errors beside glmmTMB. ``labels``: hyperparameters of single labels by
+VNNGP and by glmmTMB, and the exact likelihood at both. ``meuse``: Vecchia beside fields. The last three need R.
 
-Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|gpboost|vecchia|seconds ...] [--sets 50] [--guides ...]
+Usage: python benchmarks/accuracy/mixed_models.py
+    [coverage|nuts|gpboost|vecchia|seconds|glmmtmb|labels|meuse ...] [--sets 50] [--guides ...]
     [--rows FILE.csv] [--out FILE.md]
 """
 
@@ -22,18 +24,21 @@ import time
 import warnings
 from pathlib import Path
 
+import peers_in_r  # beside this file
 import pyro
 import pyro.distributions as dist
 import torch
+from exact_likelihood import log_likelihood
 from pyro import poutine
 from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal, init_to_median
 from pyro.optim import ClippedAdam
 from rows import append, commit, read  # beside this file
 
-from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, NNGPReparam
+from pyro_nngp import NNGP, VNNGP, AutoNNGP, NeighborGraph, NNGPReparam, Vecchia, fit
 from pyro_nngp.inference import QuickNUTS
 from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Bernoulli
 
 GROUPS, NEIGHBORS = 20, 15
 KINDS = ("Poisson", "Bernoulli", "Gaussian")
@@ -285,10 +290,91 @@ def gpboost_with_vecchia(args):
     return lines
 
 
+def beside_glmmtmb(args):
+    """Means and standard deviations of coefficients beside glmmTMB's estimates and standard errors."""
+    if not peers_in_r.has_r():
+        return [peers_in_r.SKIPPED]
+    lines = ["| data | | AutoNNGP | glmmTMB | truth | s | s, glmmTMB | its log likelihood |", "|---" * 8 + "|"]
+    for kind in args.kinds:
+        problem = Problem(kind, args.nuts_points, 100)
+        program, guide, _, seconds = train(problem, "AutoNNGP")
+        ours, theirs = draws_of(program, guide, 1000), peers_in_r.glmmtmb(columns(problem), kind)
+        truth = quantities({name: value[None] for name, value in problem.truth.items()})
+        for name in ours:
+            shown = f"{ours[name].mean():.2f} ± {ours[name].std():.2f} | {theirs[name]:.2f}"
+            shown += f" ± {theirs['se ' + name]:.2f}" if f"se {name}" in theirs else ""
+            rest = f"{seconds:.1f} | {theirs['seconds']:.1f} | {theirs['log likelihood']:.2f}"
+            lines.append(f"| {kind} | {name} | {shown} | {truth[name].item():.2f} | {rest} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def columns(problem):
+    """The columns of a data set, for R."""
+    found = {"x1": problem.x[:, 0], "x2": problem.x[:, 1], "y": problem.y}
+    found |= {"a": problem.covariates[:, 0], "b": problem.covariates[:, 1]}
+    return found if problem.group is None else found | {"group": problem.group}
+
+
+def single_labels(args):
+    """Hyperparameters of labels with a process alone, and the exact log likelihood at them, by importance sampling."""
+    if not peers_in_r.has_r():
+        return [peers_in_r.SKIPPED]
+    header = ["set", "", "intercept", "variance", "lengthscale", "log likelihood", "Laplace", "its own"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for seed in range(args.sets):
+        problem = Problem("Bernoulli", args.points, seed, groups=False)
+        y = torch.bernoulli(torch.sigmoid(problem.truth["intercept"] + _smooth(problem.x, 0.2)))
+        gp = VNNGP(problem.x, y, Matern32(2, lengthscale=torch.tensor(0.2)), Bernoulli(), num_neighbors=30)
+        fit(gp, progress=False)
+        kernel, own = gp.bound().kernel, peers_in_r.labels({"x1": problem.x[:, 0], "x2": problem.x[:, 1], "y": y})
+        mean = gp.bound().mean(problem.x[:1])
+        points = {
+            "VNNGP": (mean.item(), kernel.variance.item(), kernel.lengthscale.item(), ""),
+            "glmmTMB": (own["intercept"], own["variance"], own["lengthscale"], f"{own['log likelihood']:.2f}"),
+            "no process": (torch.logit(y.mean()).item(), 1e-6, 0.2, ""),
+        }
+        for name, (intercept, variance, lengthscale, reported) in points.items():
+            cov = Matern32(2, variance=number(variance), lengthscale=number(lengthscale))(problem.x).detach()
+            offset = torch.full_like(y, intercept)
+            value, error, laplace = log_likelihood(
+                lambda p, y=y: -torch.nn.functional.softplus((1 - 2 * y) * p), cov, offset
+            )
+            numbers = (
+                f"{intercept:.2f} | {variance:.3g} | {lengthscale:.3g} | {value:.2f} ± {error:.2f} | {laplace:.2f}"
+            )
+            lines.append(f"| {seed} | {name} | {numbers} | {reported} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def zinc_of_meuse(args):
+    """Maximum-likelihood estimates of Vecchia, with all neighbors and with 30, beside those of fields."""
+    if not peers_in_r.has_r():
+        return [peers_in_r.SKIPPED]
+    theirs, rows = peers_in_r.meuse()
+    rows = torch.tensor(rows)
+    x, y = rows[:, :2], rows[:, 2]
+    numbers = " | ".join(f"{theirs[name]:.4g}" for name in ("variance", "lengthscale", "noise"))
+    lines = ["| | variance | lengthscale, km | noise | log likelihood | s |", "|---" * 6 + "|"]
+    lines.append(f"| fields | {numbers} | {theirs['log likelihood']:.3f} | {theirs['seconds']:.1f} |")
+    for k in (len(y) - 1, 30):
+        start = time.process_time()
+        gp = Vecchia(x, y, Matern32(2, lengthscale=torch.tensor(0.5)), num_neighbors=k)
+        fit(gp, progress=False)
+        seconds, bound = time.process_time() - start, gp.bound()
+        found = bound.kernel.variance, bound.kernel.lengthscale, bound.likelihood.variance.sqrt()
+        numbers = " | ".join(f"{value.item():.4g}" for value in found)
+        lines.append(f"| Vecchia, K = {k} | {numbers} | {gp.log_prob().item():.3f} | {seconds:.1f} |")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser()
     parts = {"coverage": coverage, "nuts": beside_nuts, "gpboost": beside_gpboost, "seconds": many_points}
-    parts["vecchia"] = gpboost_with_vecchia
+    parts |= {"vecchia": gpboost_with_vecchia, "glmmtmb": beside_glmmtmb, "labels": single_labels}
+    parts["meuse"] = zinc_of_meuse
     parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
     parser.add_argument("--sets", type=int, default=50)
     parser.add_argument("--points", type=int, default=200)
