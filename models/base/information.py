@@ -57,7 +57,7 @@ from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.trend import normal_equations
 
 _STEP = 1e-4  # of differences, on the unconstrained scale
-_ROWS, _BLOCK = 2048, 1024
+SOME_ROWS, SOME_TOGETHER = 2048, 1024
 _RESTRICTED = 0.01  # step of differences of the determinant
 _FARTHEST = 1.5  # from the estimates that hyperparameters are taken, on the unconstrained scale
 _CHUNK = 256  # rows whose covariances of neighbors are held at once
@@ -115,7 +115,7 @@ def free_parameters(method: Any) -> list[Free]:
 @torch.no_grad()
 def of_conditionals(method: Any) -> Information:
     """Inverse information of conditional densities given preceding neighbors."""
-    count = min(method.num_data, _ROWS)
+    count = min(method.num_data, SOME_ROWS)
     rows = torch.randperm(method.num_data, generator=torch.Generator().manual_seed(0))[:count].to(method.x.device)
     places = Places.of(method, rows)
     bread = sum(times * one.fisher() for one, times in _each_noise(method, places))
@@ -249,10 +249,10 @@ class Places:
     def around(cls, method: Any) -> "Places":
         """All rows, or those nearest to a random one."""
         n = method.num_data
-        if n <= _BLOCK:
+        if n <= SOME_TOGETHER:
             return cls.of(method, method.rows.every)
         center = torch.randint(n, (1,), generator=torch.Generator().manual_seed(0)).to(method.x.device)
-        return cls.of(method, method.graph.query(method.x[center], _BLOCK)[0])
+        return cls.of(method, method.graph.query(method.x[center], SOME_TOGETHER)[0])
 
     def values(self, entry: int, step: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Values of the hyperparameters with one entry of all changed on its unconstrained scale."""

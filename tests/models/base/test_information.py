@@ -101,7 +101,10 @@ def test_sandwiches_are_those_of_simulated_scores(method, find):
 
 def test_a_sample_of_the_rows_stands_for_all(monkeypatch):
     x = uniform(400, seed=1)
-    for method, find, name in ((nngp.Vecchia, of_conditionals, "_ROWS"), (nngp.LOO, of_leave_one_out, "_BLOCK")):
+    for method, find, name in (
+        (nngp.Vecchia, of_conditionals, "SOME_ROWS"),
+        (nngp.LOO, of_leave_one_out, "SOME_TOGETHER"),
+    ):
         gp = build(method, x, normal(400), 8)
         whole = find(gp).cov.diagonal().sqrt()
         monkeypatch.setattr(f"pyro_nngp.models.base.information.{name}", 200)
