@@ -86,6 +86,9 @@ class SGMCMC(MCMC):
             check_int("SGMCMC", "warmup_steps", warmup_steps, 0, "It counts updates of burn-in.")
         if checkpoint is not None:
             check_path("SGMCMC", "checkpoint", checkpoint)
+            if kernel.guide is not None:
+                cure = "Leave it out: another run of the guide would give white values another meaning."
+                fail("SGMCMC", "checkpoint", "to be None with a guide", str(checkpoint), cure)
         check_memory("SGMCMC", "draws", num_samples * num_chains, torch.get_default_dtype())
         if not isinstance(vectorize, bool):
             cure = "True moves all chains at once."

@@ -64,7 +64,8 @@ class StochasticGradientKernel(AdaptiveStep):
             a start near the mode. The rows must come from one ``Minibatch``.
         guide: an ``AutoNNGP`` for the program, trained or not: chains move in its coordinates, the site ``_white`` of
             nearly independent standard normal values, which ``model`` has in place of the program's latent sites
-            (:mod:`pyro_nngp.inference.autoguide.fixed_transport`). Without it, values of a nearest-neighbor process
+            (:mod:`pyro_nngp.inference.autoguide.fixed_transport`). Call it once before a run of several processes, or
+            each has coordinates of its own. Without it, values of a nearest-neighbor process
             are too correlated for any step that is found.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. None is draws of the guide;
             without one ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.
@@ -114,6 +115,7 @@ class StochasticGradientKernel(AdaptiveStep):
         if step_size is None and adapt is False:
             cure = "Give a step size in the units of the problem, or leave adapt out."
             fail(self._where, "step_size", "to be given with adapt=False", None, cure)
+        self.guide = guide
         self._transport = None if guide is None else FixedTransport(self._where, model, guide)
         self.model = model if self._transport is None else self._transport
         self._program, self.gradient_noise = model, gradient_noise

@@ -128,6 +128,12 @@ def test_a_method_is_sampled_in_coordinates_of_a_guide():
     torch.testing.assert_close(part.whole_gradient(white), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_checkpoint_is_refused_since_white_values_belong_to_one_run_of_the_guide(tmp_path):
+    kernel = SGHMC(counts, guide=AutoNNGP(counts))
+    with pytest.raises(ValueError, match=r"SGMCMC: expected checkpoint to be None with a guide"):
+        SGMCMC(kernel, 1, 1, checkpoint=tmp_path / "run.pt")
+
+
 def test_wrong_guides_and_rows_are_refused():
     with pytest.raises(TypeError, match=r"SGHMC: expected guide to be an AutoNNGP, got str"):
         SGHMC(counts, guide="auto")
