@@ -267,7 +267,7 @@ class BSGP(Method):
             shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])
             self.noise = torch.cat([self.noise, _fixed_noise(shape, self.num_data, x)], 2)
 
-    follows_rows = False  # type: ignore[assignment]
+    follows_rows = False
 
     def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
         super()._keep_rows(rows)

@@ -303,7 +303,7 @@ class LMC(Method):
 
     def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
         super()._keep_rows(rows)
-        self.graph = self.graph.subset(rows)
+        self.graph = cast(NeighborGraph, self.graph.subset(rows))
         self.q.restart(self.posterior(self.bound()))
         self.q.solve_again(lambda: self.posterior(self.bound()))
 

@@ -279,7 +279,7 @@ class SWSGP(Method):
             self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
         warn_untrained(type(self).__name__)
 
-    follows_rows = False  # type: ignore[assignment]
+    follows_rows = False
 
     def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
         super()._keep_rows(rows)

@@ -25,6 +25,7 @@ LAYERS = (
     "pyro_nngp._memory",
     "pyro_nngp._indexing",
     "pyro_nngp._shared",
+    "pyro_nngp._versions",
     "pyro_nngp._tape",
     "pyro_nngp._autograd",
     "pyro_nngp._random",

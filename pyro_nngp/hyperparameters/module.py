@@ -130,7 +130,8 @@ class GPModule(PyroModule):
         Raises:
             ValueError: if torch sees no GPU here.
         """
-        check_device(f"{type(self).__name__}.cuda", "cuda" if device is None else torch.device("cuda", device))
+        place = "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
+        check_device(f"{type(self).__name__}.cuda", place)
         return super().cuda(device)
 
     def __copy__(self) -> "GPModule":
