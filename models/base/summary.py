@@ -61,7 +61,7 @@ class _Names:
     def __init__(self, method: Any) -> None:
         self._columns = method.columns or [f"x[{d}]" for d in range(method.x.shape[1])]
         self._has_columns = method.columns is not None
-        self._outputs: Any = method.outputs or ()
+        self._outputs: tuple[Any, ...] = tuple(method.outputs or ())
         self._y = self._outputs[0] if len(self._outputs) == 1 else "y"
         self._f = self._y if isinstance(method.likelihood, Gaussian | StudentT) else "f"
 
