@@ -118,6 +118,7 @@ class Method(GPModule):
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
+    _looks_for_far_points = True  # until a prediction has been the mean function
 
     def __init__(
         self,

@@ -20,6 +20,13 @@ from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, evenly_spaced, one_draw
 from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.models.base.trend import bound_for_predictions
+from pyro_nngp.plausibility.far_points import (
+    FAR_SHARE,
+    can_be_far,
+    data_are_connected,
+    share_of_far_points,
+    warn_of_far_points,
+)
 from pyro_nngp.rows import Part
 
 Moments = tuple[Posterior, Tensor, Tensor]
@@ -79,7 +86,10 @@ def moments(
     posterior, part, k = posterior_near(method, x_new, num_neighbors, samples)
     near, where = posterior.neighbors(x_new, k), f"{type(method).__name__}.{entry}"
     if samples is None:
-        return [(posterior, *getattr(posterior, kind)(x_new, near))]
+        loc, spread = getattr(posterior, kind)(x_new, near)
+        if method._looks_for_far_points:
+            _look_for_far_points(method, where, posterior, x_new, spread)
+        return [(posterior, loc, spread)]
 
     def at(draw: Draw) -> tuple[Tensor, Tensor]:
         return getattr(at_draw(method, where, draw, part), kind)(x_new, near)
@@ -88,6 +98,19 @@ def moments(
         entries = posterior.entries(x_new, near) if method._maps_draws else None
         pairs = list(at_each_draw(where, method, samples, at, entries))
         return [(at_draw(method, where, one_draw(samples, row), part), *pair) for row, pair in enumerate(pairs)]
+
+
+def _look_for_far_points(method: Any, where: str, posterior: Posterior, x_new: Tensor, variance: Tensor) -> None:
+    """Warn once if predictions are the mean function at many of the points, while others would not be."""
+    bound, graph = posterior.bound, posterior.graph
+    if method.y is None or posterior.needs_part or not (can_be_far(bound) and hasattr(graph, "others")):
+        method._looks_for_far_points = False
+        return
+    share = share_of_far_points(bound, x_new, variance)
+    if share > FAR_SHARE:
+        method._looks_for_far_points = False
+        if data_are_connected(bound, graph, lambda x: posterior.moments(x, posterior.neighbors(x, None))[1]):
+            warn_of_far_points(where, method.x, x_new, share, method.columns)
 
 
 def joint_draws(
