@@ -6,7 +6,9 @@ converged, in one of two ways:
 
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
   ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to about 20,000;
-  neighbors are found again after each round, at the present lengthscales. About 30 evaluations in total.
+  neighbors are found again after each round, at the present lengthscales. About 30 evaluations in total. Few rows that
+  end at noise only, signal only or beyond the data have a second start
+  (:mod:`pyro_nngp.inference.svi.second_start`).
   With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps alternate with
   solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.
   With pseudo-observations at the data (``VNNGP``; any likelihood) each evaluation uses all rows, after a solution for
@@ -26,7 +28,9 @@ After twenty steps on minibatches a recording of their tensor operations replace
 Cost: one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
 """
 
+import dataclasses
 import os
+import time
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal, cast
@@ -60,6 +64,7 @@ from pyro_nngp.inference.protocols import (
 from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
+from pyro_nngp.inference.svi.second_start import check_second_start, with_second_start
 from pyro_nngp.inference.svi.trainer import Trainer
 
 
@@ -137,10 +142,11 @@ def fit(
         ValueError, TypeError: if an argument is out of range.
 
     Warns:
-        ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not
-            show; if predictions from eight times as many neighbors differ; if the model all but excludes the data; if
-            the mean function lies away from them; if leave-one-out densities of labels owe much to the labels; if rows
-            are predicted by near copies of them; or if the bound of a q(u) lies far below the log evidence, or above.
+        ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not show;
+            if predictions from eight times as many neighbors differ; if the model all but excludes the data; if the
+            mean function lies away from them; if leave-one-out densities of labels owe much to the labels; if rows are
+            predicted by near copies of them; if two starts end within a nat at different kinds of f; or if the bound of
+            a q(u) lies far below the log evidence, or above.
 
     Returns:
         The losses, the choices made, and what happened.
@@ -168,33 +174,45 @@ def fit(
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     solving = can_solve if solve_every is None else solve_every > 0
-    trainer = Trainer(
-        method,
-        num_steps=num_steps,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        lr=lr,
-        schedule=schedule,
-        refresh_every=refresh_every,
-        solve_every=solve_every,
-        solving=solving,
-        elbo=IntegratedELBO() if elbo is None else elbo,
-        num_data=num_data,
-        tolerance=tolerance,
-        validation=validation,
-        checkpoint=checkpoint,
-        device=device,
-        seed=seed,
-        replay=replay,
-    )
-    state = trainer.state
-    path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
-    alone = exclusive_checkpoint("fit", path)
-    with alone, state.random, state.sparse_gradients(), deferred_interrupt() as pressed:
-        trainer.resume()
-        trainer.train(callback, max_seconds, pressed, progress)
-        trainer.keep_best()
-    return trainer.result(bool(pressed))
+
+    def run(max_seconds: float | None) -> Trainer:
+        trainer = Trainer(
+            method,
+            num_steps=num_steps,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            lr=lr,
+            schedule=schedule,
+            refresh_every=refresh_every,
+            solve_every=solve_every,
+            solving=solving,
+            elbo=IntegratedELBO() if elbo is None else elbo,
+            num_data=num_data,
+            tolerance=tolerance,
+            validation=validation,
+            checkpoint=checkpoint,
+            device=device,
+            seed=seed,
+            replay=replay,
+        )
+        state = trainer.state
+        path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
+        alone = exclusive_checkpoint("fit", path)
+        with alone, state.random, state.sparse_gradients(), deferred_interrupt() as pressed:
+            trainer.resume()
+            trainer.train(callback, max_seconds, pressed, progress)
+            trainer.keep_best()
+        trainer.interrupted = bool(pressed)
+        return trainer
+
+    started = time.perf_counter()
+    first = run(max_seconds)
+    left = None if max_seconds is None else max(0.0, max_seconds - (time.perf_counter() - started))
+    trainer, comparison = with_second_start(first, lambda: run(left))
+    result = trainer.result(trainer.interrupted)
+    check_second_start(comparison)
+    gain = None if comparison is None else comparison.gain
+    return dataclasses.replace(result, seconds=time.perf_counter() - started, second_start=gain)
 
 
 def _trainable(method: Any, num_data: int | None) -> tuple[Trainable, int]:

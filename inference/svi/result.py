@@ -26,6 +26,8 @@ class FitResult:
         num_neighbors: K of the method's graph, given or chosen; None without a graph.
         replayed_from: first step of this call, counted from 1, in which recorded operations replaced model and guide
             (see `replay` of :func:`~pyro_nngp.inference.fit`); None if none did.
+        second_start: log likelihood, in nats, that a second start ended above the first, or below it; the better one
+            is kept. None if there was one start.
     """
 
     losses: Tensor
@@ -39,6 +41,7 @@ class FitResult:
     solves: int
     num_neighbors: int | None = None
     replayed_from: int | None = None
+    second_start: float | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -64,4 +67,8 @@ class FitResult:
         ended = f", ended by {self.ended_by}" if self.interrupted else ""
         counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""
         replay = f", replayed from step {self.replayed_from}" if self.replayed_from is not None else ""
-        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}{replay}, {self.seconds:.1f} s)"
+        gain = self.second_start
+        kept = (
+            "" if gain is None else f", {'second' if gain > 0 else 'first'} of two starts, {abs(gain):.2g} nats better"
+        )
+        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}{replay}{kept}, {self.seconds:.1f} s)"

@@ -138,6 +138,7 @@ class Trainer:
         self.metric_at_refresh = self._metric_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
         self.steps_back, self.converged, self.ended, self.started = 0, False, False, time.perf_counter()
+        self.interrupted = False  # by Ctrl-C
 
     def resume(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve once."""

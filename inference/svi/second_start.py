@@ -1,0 +1,136 @@
+r"""A second start of quasi-Newton training, where the first run ended at an edge of what few noisy data can say.
+
+The likelihood of a few hundred rows under much noise has several maxima: f may be noise with a lengthscale below the
+distances between points, noise may be absent, or f may be all but constant over the data. The first start is the best
+of a grid of predictions from few neighbors (:mod:`pyro_nngp.starts.from_data`), and can lie on the wrong side. So a run
+that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or a quarter of it
+after a run that ended beyond the data, and half of the variance of the residuals each for f and for noise. The
+parameters with the smaller loss over all rows are kept. Where the two are within a nat and of different kinds, data
+cannot tell, and a warning says so.
+
+For one output of Gaussian noise with up to 2,000 rows whose lengthscales were not set, trained to convergence.
+
+Cost: that of a second run.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from pyro_nngp._checks import warn
+from pyro_nngp.hyperparameters.priors import modules_with_priors
+from pyro_nngp.inference.protocols import Bounded, Checked, Refreshable, Solvable, graph_of, offers, shard_of
+from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, some_rows
+from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.kernels.metric import column_scale
+
+_ROWS, _POINTS = 2000, 256
+_NOISE, _SIGNAL, _TREND = 0.3, 1e-3, 0.9  # correlations of neighbors, noise over variance, correlations of any points
+_WEAK = 0.01  # variance of f over that of noise
+_SMOOTHNESS, _NAT = 1.5, 1.0
+_KINDS = {
+    "noise": "f is noise that neighbors do not share",
+    "signal": "there is no noise",
+    "trend": "f is all but constant or linear over the data",
+    "middle": "f and noise are both there",
+}
+
+
+class SecondStart(NamedTuple):
+    """Comparison of two starts.
+
+    Attributes:
+        gain: log likelihood of all rows at the end of the second run less that of the first, in nats.
+        kinds: what f is at the ends of the first and the second run.
+    """
+
+    gain: float
+    kinds: tuple[str, str]
+
+
+@torch.no_grad()
+def kind_of(method: Any) -> str | None:
+    """What hyperparameters make of f: "noise", "signal", "trend", or "middle"; None where no second start applies."""
+    if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
+        return None
+    y, started = method.y, method.started_hyperparameters
+    has_kernel = isinstance(method.kernel, torch.nn.Module) and not isinstance(method.kernel, torch.nn.ModuleList)
+    is_one = isinstance(y, torch.Tensor) and y.dim() == 1 and 2 < len(y) <= _ROWS and has_kernel
+    if not is_one or graph_of(method) is None or modules_with_priors(method) or not method.likelihood.is_gaussian:
+        return None
+    if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(started):
+        return None
+    bound, x = method.bound(), method.x[some_rows(method.x, _POINTS, 0)]
+    variance, noise = float(bound.covariance.diag(x).mean()), float(bound.likelihood.variance.mean())
+    correlation = nearest_correlation(method)
+    if variance < _WEAK * noise or (correlation is not None and correlation < _NOISE):
+        return "noise"
+    if float(bound.covariance(x, x).mean()) > _TREND * variance:
+        return "trend"
+    return "signal" if noise < _SIGNAL * variance else "middle"
+
+
+@torch.no_grad()
+def place_second_start(method: Any, kind: str) -> None:
+    """Set the started hyperparameters of a method for a second run, in place, and find its neighbors again."""
+    kernel, bound = method.kernel, method.bound()
+    half = (method.rows.targets() - method.rows.mean(bound)).square().mean() / 2
+    length = column_scale(method.x.double()) * method.x.shape[1] ** 0.5 * (0.25 if kind == "trend" else 1.0)
+    columns = kernel.active_dims or range(method.x.shape[1])
+    length = length[list(columns)]
+    now = kernel.lengthscale
+    kernel.lengthscale = (length if now.numel() > 1 else length.log().mean().exp()).to(now).expand(now.shape).clone()
+    kernel.variance = half.to(kernel.variance).expand_as(kernel.variance).clone()
+    noise = method.likelihood.variance
+    method.likelihood.variance = half.to(noise).expand_as(noise).clone()
+    if "kernel.smoothness" in method.started_hyperparameters:
+        kernel.smoothness = torch.full_like(kernel.smoothness, _SMOOTHNESS)
+    if isinstance(method, Refreshable):
+        method.refresh_neighbors()
+    if isinstance(method, Solvable) and method.can_solve:
+        method.solve()
+
+
+def with_second_start(trainer: Any, run: Callable[[], Any]) -> tuple[Any, SecondStart | None]:
+    """The better of a finished run and a second one, to whose parameters the method is brought.
+
+    Args:
+        trainer: the finished run.
+        run: trains the method again from its present parameters.
+
+    Returns:
+        The better run, and the comparison; None if there was no second run.
+    """
+    method = trainer.method
+    suits = trainer.automatic and trainer.optimizer == "lbfgs" and trainer.converged
+    suits = suits and trainer.validation is None and trainer.checkpoint is None
+    kind = kind_of(method) if suits else None
+    if kind is None or kind == "middle":
+        return trainer, None
+    kept, loss = trainer.state.snapshot(), trainer.state.objective(_ROWS)
+    place_second_start(method, kind)
+    second = run()
+    gain = (loss - second.state.objective(_ROWS)) * trainer.state.num_data
+    comparison = SecondStart(gain, (kind, kind_of(method) or "middle"))
+    if second.converged and math.isfinite(gain) and gain > 0:
+        return second, comparison
+    trainer.state.restore(kept)
+    if isinstance(method, Refreshable):
+        method.refresh_neighbors()
+    return trainer, comparison
+
+
+def check_second_start(comparison: SecondStart | None) -> None:
+    """Warn if two starts end within a nat, and disagree on what f is."""
+    if comparison is None or abs(comparison.gain) > _NAT or comparison.kinds[0] == comparison.kinds[1]:
+        return
+    first, second = (_KINDS[kind] for kind in comparison.kinds)
+    better, worse = (second, first) if comparison.gain > 0 else (first, second)
+    warn(
+        f"fit: expected data that determine the kernel, got two optima within {abs(comparison.gain):.1g} nats: {better}"
+        f" (kept), or {worse}. Predictions of f depend on the choice. Average over both by NUTS with "
+        "lognormal_priors(kernel), set the lengthscale, or collect more rows.",
+        ConvergenceWarning,
+    )

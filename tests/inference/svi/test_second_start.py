@@ -1,0 +1,116 @@
+"""A second start where few noisy data end at an edge, the choice between the two, and its warning."""
+
+import warnings
+
+import pytest
+import torch
+
+from pyro_nngp.inference import ConvergenceWarning, fit
+from pyro_nngp.inference.svi.second_start import SecondStart, check_second_start, kind_of, place_second_start
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models import LOO, Vecchia
+
+methods = pytest.mark.parametrize("method", [Vecchia, LOO])
+
+
+def waves(n=120, noise=0.3):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 1, generator=generator, dtype=torch.float64)
+    return x, torch.sin(6 * x[:, 0]) + noise * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def set_values(gp, lengthscale, variance, noise):
+    gp.kernel.lengthscale = torch.full_like(gp.kernel.lengthscale, lengthscale)
+    gp.kernel.variance, gp.likelihood.variance = torch.tensor(variance).double(), torch.tensor(noise).double()
+    gp.refresh_neighbors()
+    gp.solve()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((1e-4, 1.0, 0.1), "noise"),
+        ((0.3, 1e-3, 1.0), "noise"),
+        ((0.3, 1.0, 1e-5), "signal"),
+        ((30.0, 1.0, 0.1), "trend"),
+        ((0.3, 1.0, 0.1), "middle"),
+    ],
+)
+def test_the_kind_of_f_follows_from_its_hyperparameters(values, kind):
+    gp = Vecchia(*waves(60), Matern52(1))
+    set_values(gp, *values)
+    assert kind_of(gp) == kind
+
+
+def test_no_second_start_for_what_was_set_or_for_many_rows():
+    x, y = waves(60)
+    assert kind_of(Vecchia(x, y, Matern52(1, lengthscale=1e-4))) is None
+    assert kind_of(Vecchia(x, y, Matern52(1), Gaussian(0.1))) is None
+    assert kind_of(Vecchia(torch.rand(2001, 1), torch.randn(2001), Matern52(1), num_neighbors=3)) is None
+    assert kind_of(Vecchia(x, torch.stack([y, y], 1), Matern52(1))) is None
+
+
+@methods
+def test_a_run_that_ends_at_noise_is_followed_by_one_that_finds_f(method):
+    x, y = waves()
+    gp = method(x, y, Matern52(1))
+    want = fit(gp, progress=False).loss
+    set_values(gp, 1e-5, 0.5, 0.1)  # where the gradient of the lengthscale is zero
+    result = fit(gp, progress=False)
+    assert result.second_start > 20
+    assert "second of two starts" in str(result)
+    assert result.loss < want + 2e-3
+    assert gp.kernel.lengthscale > 0.05
+
+
+def test_the_first_run_is_kept_where_it_is_better(monkeypatch):
+    """Noise-free data end at signal only, and so does the second run, or above it."""
+    x, y = waves(noise=1e-4)
+    gp = Vecchia(x, y, Matern52(1))
+    ends = []
+    monkeypatch.setattr(
+        "pyro_nngp.inference.svi.second_start.place_second_start",
+        lambda gp, kind: (ends.append(kind), set_values(gp, 1e-5, 0.5, 0.1)),
+    )
+    result = fit(gp, progress=False)
+    assert ends == ["signal"]
+    assert result.second_start < -100
+    assert "first of two starts" in str(result)
+    alone = Vecchia(x, y, Matern52(1))
+    monkeypatch.setattr("pyro_nngp.inference.svi.second_start.kind_of", lambda gp: None)
+    assert fit(alone, progress=False).second_start is None
+    torch.testing.assert_close(gp(x[:5] + 0.01), alone(x[:5] + 0.01))
+
+
+def test_the_second_start_is_in_the_units_of_the_data():
+    x, y = waves(60)
+    small, large = Vecchia(x, y, Matern52(1)), Vecchia(1e3 * x, 100 * y, Matern52(1))
+    for gp in (small, large):
+        place_second_start(gp, "noise")
+    torch.testing.assert_close(large.kernel.lengthscale, 1e3 * small.kernel.lengthscale)
+    torch.testing.assert_close(large.kernel.variance, 1e4 * small.kernel.variance, rtol=1e-4, atol=0)
+    torch.testing.assert_close(large.likelihood.variance, large.kernel.variance)
+    length = float(small.kernel.lengthscale.detach())
+    place_second_start(small, "trend")
+    assert float(small.kernel.lengthscale.detach()) == pytest.approx(length / 4)
+
+
+@pytest.mark.parametrize(
+    ("gain", "kinds", "warns"),
+    [
+        (0.4, ("noise", "middle"), True),
+        (-0.4, ("trend", "middle"), True),
+        (-3.0, ("noise", "middle"), False),  # data know
+        (0.4, ("signal", "signal"), False),  # the two agree
+    ],
+)
+def test_a_choice_that_data_hardly_make_is_said(gain, kinds, warns):
+    if warns:
+        with pytest.warns(ConvergenceWarning, match=r"two optima within 0.4 nats: .* \(kept\), or .* NUTS"):
+            check_second_start(SecondStart(gain, kinds))
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_second_start(SecondStart(gain, kinds))
+        check_second_start(None)
