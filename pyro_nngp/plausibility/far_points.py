@@ -44,8 +44,9 @@ def data_are_connected(bound: Bound, graph: Any, variance_at: Callable[[Tensor],
 
 
 def can_be_far(bound: Bound) -> bool:
-    """Whether predictions far from data would be a constant, under one kernel."""
-    return len(bound.covariances) == 1 and isinstance(bound.mean_function, ConstantMean)
+    """Whether predictions far from data would be a constant, and the kernel's variance that of f."""
+    is_one = len(bound.covariances) == 1 and "mixing" not in bound.others  # no loadings of outputs
+    return is_one and isinstance(bound.mean_function, ConstantMean)
 
 
 def warn_of_far_points(
