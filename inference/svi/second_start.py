@@ -5,8 +5,8 @@ distances between points, noise may be absent, or f may be all but constant over
 of a grid of predictions from few neighbors (:mod:`pyro_nngp.starts.from_data`), and can lie on the wrong side. So a run
 that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or a quarter of it
 after a run that ended beyond the data, and half of the variance of the residuals each for f and for noise. The
-parameters with the smaller loss over all rows are kept. Where the two are within a nat and of different kinds, data
-cannot tell, and a warning says so.
+parameters with the smaller loss over all rows are kept. Where the two are within a nat and one alone takes f for noise,
+data cannot tell, and a warning says so.
 
 For one output of Gaussian noise with up to 2,000 rows whose lengthscales were not set, trained to convergence.
 
@@ -123,8 +123,8 @@ def with_second_start(trainer: Any, run: Callable[[], Any]) -> tuple[Any, Second
 
 
 def check_second_start(comparison: SecondStart | None) -> None:
-    """Warn if two starts end within a nat, and disagree on what f is."""
-    if comparison is None or abs(comparison.gain) > _NAT or comparison.kinds[0] == comparison.kinds[1]:
+    """Warn if two starts end within a nat, and one of them alone takes f for noise."""
+    if comparison is None or abs(comparison.gain) > _NAT or comparison.kinds.count("noise") != 1:
         return
     first, second = (_KINDS[kind] for kind in comparison.kinds)
     better, worse = (second, first) if comparison.gain > 0 else (first, second)

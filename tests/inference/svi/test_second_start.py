@@ -100,7 +100,8 @@ def test_the_second_start_is_in_the_units_of_the_data():
     ("gain", "kinds", "warns"),
     [
         (0.4, ("noise", "middle"), True),
-        (-0.4, ("trend", "middle"), True),
+        (-0.4, ("middle", "noise"), True),
+        (0.4, ("trend", "signal"), False),  # as on airfoil: both follow the data
         (-3.0, ("noise", "middle"), False),  # data know
         (0.4, ("signal", "signal"), False),  # the two agree
     ],
