@@ -148,6 +148,7 @@ def test_another_process_reads_it(tmp_path):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_own_kernels_means_and_functions_are_named_by_the_caller(tmp_path):
     for own, gp in [
         ([Periodic], nngp.Vecchia(X, Y, Periodic(0.7), Gaussian(0.1), num_neighbors=8)),

@@ -91,6 +91,7 @@ def test_counts_have_means_and_intervals_of_counts(options):
     assert ((lower <= y[300:]) & (y[300:] <= upper)).mean() > 0.85
 
 
+@pytest.mark.slow
 def test_rows_can_be_appended():
     X, f, noise = field(300)
     y = f + 0.1 * noise
@@ -109,6 +110,7 @@ def test_rows_can_be_appended():
     assert set(classifier.sample_y(X[:5], 3).flatten()) <= {"a", "b"}
 
 
+@pytest.mark.slow
 def test_one_row_can_be_appended_and_a_class_may_be_named_before_it_occurs():
     X, f, _ = field(26)
     model = NNGPRegressor(fit_options={"num_steps": 1}, num_neighbors=5).fit(X[:25], f[:25])

@@ -79,6 +79,7 @@ def chosen(sharded):
     return {"neighbors": torch.tensor(gp.graph.num_neighbors), "moments": torch.stack(gp(x[:9] + 0.1)).detach()}
 
 
+@pytest.mark.slow
 def test_two_processes_choose_the_number_of_neighbors_of_one(tmp_path):
     expected = chosen(False)
     assert expected["neighbors"] == 128

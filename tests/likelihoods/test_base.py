@@ -71,6 +71,7 @@ def test_a_conditional_is_all_that_a_user_writes() -> None:
         likelihood.check(tensor(0.0, math.nan))
 
 
+@pytest.mark.slow
 def test_a_likelihood_of_ones_own_trains_with_the_method() -> None:
     x = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
     for train in (

@@ -59,6 +59,7 @@ def test_two_kinds_are_a_binomial_one():
     torch.testing.assert_close(expected, other.expected_log_prob(Y[0], difference, spread), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_predictive_density_and_draws_of_several_kinds():
     predictive, generator = bound().marginal(LOC, VAR), torch.Generator().manual_seed(2)
     f = LOC + VAR.sqrt() * torch.randn(200_000, C, B, generator=generator, dtype=F64)

@@ -398,6 +398,7 @@ def test_a_gaussian_guide_reaches_the_collapsed_objective(objective):
     assert svi.evaluate_loss() != pytest.approx(-want, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_sampled_and_what_is_optimized():
     x, y = waves(N)
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior=None)

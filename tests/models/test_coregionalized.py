@@ -112,6 +112,7 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals():
         CoregionalizedLOO(x, y, [RBF(1), RBF(2)], num_neighbors=4)
 
 
+@pytest.mark.slow
 def test_training_and_refreshing_under_all_lengthscales():
     x, y = data(60)
     gp = model(x, y, num_neighbors=4)
@@ -122,6 +123,7 @@ def test_training_and_refreshing_under_all_lengthscales():
     torch.testing.assert_close(gp.graph.lengthscale, scales.pow(-2).mean(0).rsqrt())
 
 
+@pytest.mark.slow
 def test_mixing_with_a_prior():
     x, y = data()
     prior = dist.Normal(torch.zeros(T, 2, dtype=F64), 1.0).to_event(2)

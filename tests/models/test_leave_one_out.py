@@ -278,6 +278,7 @@ def test_draws_and_rows(problem, method, options):
         torch.testing.assert_close(alone.loo(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_inverse_densities_are_the_weights_that_leave_a_datum_out(problem):
     x, y = problem[0][:20], problem[1][Gaussian][:20]
     gp = with_prior(Vecchia, x, y, num_neighbors=19)

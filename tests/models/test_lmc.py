@@ -169,6 +169,7 @@ def test_one_output_is_a_model_of_one_output():
     assert elbo(gp) == pytest.approx(-TraceMeanField_ELBO().loss(one.model, one.guide), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_counts_beside_measurements_agree_with_dense_variational_inference():
     """At the fixed point, q is the Gaussian posterior of its own sites, whose moments give the sites."""
     x, y = data(holes=False)
@@ -238,6 +239,7 @@ def test_loadings_with_a_prior_are_sampled():
     assert to_arviz(mcmc).posterior.sizes["draw"] == 2
 
 
+@pytest.mark.slow
 def test_raw_units_train_export_save_and_resume(tmp_path):
     x, y = data(60)
     y = torch.stack([torch.poisson((0.5 * y[:, 0]).nan_to_num().exp()), 5000 + 300 * y[:, 1], 1e-3 * y[:, 2]], -1)
@@ -268,6 +270,7 @@ def test_raw_units_train_export_save_and_resume(tmp_path):
     assert twin.sample_y(new, 3).shape == (3, T, 4)
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     x, y = (part.float() for part in data(30))
     gp = LMC(x, y, kernels(), num_neighbors=5)
@@ -290,6 +293,7 @@ def test_starts_do_not_depend_on_units():
     )
 
 
+@pytest.mark.slow
 def test_offsets_weights_and_trials_per_output():
     x, y = data(20)
     offset = torch.rand(20, T, generator=torch.Generator().manual_seed(1), dtype=F64)
@@ -468,6 +472,7 @@ def dense_log_variances(gp, rows, k):
     return float(torch.stack(found).mean())
 
 
+@pytest.mark.slow
 def test_smooth_outputs_of_many_inputs_take_more_neighbors():
     x, y, settings = half_seen(6, 4.0)
     gp = LMC(x, y, **settings)

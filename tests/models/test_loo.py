@@ -165,6 +165,7 @@ def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
 
 
 @pytest.mark.parametrize("divergence", ["posterior", "prior"])
+@pytest.mark.slow
 def test_solving_and_training_find_the_classes_of_clouds(divergence):
     """Labels of well separated clouds have a predictive probability near one."""
     y = torch.arange(120) % 3
@@ -352,6 +353,7 @@ def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
     torch.testing.assert_close(together, (noise.grad, k.lengthscale_unconstrained.grad), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_leave_one_out_scores_of_labels_use_variables_that_do_not_know_the_label():
     """Against dense conditionals, pair by pair; and nearer to scores after solving without the datum."""
     size = 14
@@ -409,6 +411,7 @@ def test_training_improves_every_likelihood(likelihood, make):
     assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
 
 
+@pytest.mark.slow
 def test_hyperparameters_with_priors_are_learned():
     x, f = waves(N)
     k = matern()

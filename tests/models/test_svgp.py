@@ -445,6 +445,7 @@ def test_inducing_points_are_learned_or_not():
         assert ((gp.z - before).abs().max() > 0.03) == learn
 
 
+@pytest.mark.slow
 def test_hyperparameters_with_priors_are_learned():
     x, y = waves()
     k = matern()
@@ -478,6 +479,7 @@ def test_model_never_reads_the_guide():
     assert values[0] == pytest.approx(float(want.detach()), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_inside_a_larger_program():
     x, y = waves()
     gp = SVGP(x, None, lambda a, b: matern()(a, b).detach(), inducing=M)

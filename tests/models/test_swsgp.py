@@ -334,6 +334,7 @@ def test_several_outputs_equal_separate_models(guide):
     assert gp.predict(x[:4]).mean.shape == (2, 4)
 
 
+@pytest.mark.slow
 def test_hyperparameters_with_priors_are_learned():
     x, y = waves(N)
     k = matern()

@@ -135,6 +135,7 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals(method):
 
 
 @methods
+@pytest.mark.slow
 def test_training_finds_the_noise_and_refreshes_neighbors(method):
     torch.manual_seed(1)
     x, y = waves(300)

@@ -172,6 +172,7 @@ def test_new_values_need_a_row_of_neighbors_for_each_new_point_and_a_value_for_e
 
 
 @needs_library
+@pytest.mark.slow
 def test_malformed_calls_drawn_at_random(monkeypatch):
     monkeypatch.setenv("PYRO_NNGP_NATIVE", "1")
     spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).with_name("fuzz.py"))

@@ -130,6 +130,7 @@ def test_training_amortizing_and_what_is_shared(make):
     assert loss(gp) == kept
 
 
+@pytest.mark.slow
 def test_the_plain_call_for_labels_has_a_nugget_that_an_encoder_can_follow():
     x, y = waves(200)
     labels = (y > 0).double()

@@ -74,6 +74,7 @@ def test_a_band_of_size_one_is_left_out(gp, axes):
     assert predict_grid(gp, raster)["mean"].dims == ("north", "east")
 
 
+@pytest.mark.slow
 def test_places_on_the_globe_and_their_reference_system():
     places = geopandas.GeoSeries.from_xy(10 + torch.rand(40).numpy(), 45 + torch.rand(40).numpy(), crs="EPSG:4326")
     gp = nngp.Vecchia(places, torch.rand(40).double().numpy(), Matern52(3, 1.0, 50.0), num_neighbors=6)

@@ -661,6 +661,7 @@ def test_a_method_without_sites_has_joint_draws_of_f(method):
 
 
 @pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP])
+@pytest.mark.slow
 def test_densities_that_all_draws_share_are_left_out(method):
     """ArviZ fits no importance weights to them: `elpd` takes them from `gp.loo`."""
     x = torch.rand(30, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

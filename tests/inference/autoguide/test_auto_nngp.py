@@ -397,6 +397,7 @@ def test_calls_that_do_not_fit():
         guide(Y)
 
 
+@pytest.mark.slow
 def test_methods_with_a_linear_mean_have_the_exact_posterior():
     """The program of a method is one like any other; predictions from its draws include the coefficients."""
     mean = LinearMean(2, prior=dist.Normal(number(0.0), 2.0))

@@ -71,6 +71,7 @@ def unconstrained(values):
     return torch.cat(vector), volume
 
 
+@pytest.mark.slow
 def test_density_is_that_of_the_program_times_the_volume_of_the_map(fitted):
     here = potential(ModelPotential, fitted, ROWS)
     steps, excess = 1e-6 * torch.eye(N + 4, dtype=F64), []
@@ -103,6 +104,7 @@ def test_minibatches_average_exactly_and_the_posterior_is_nearly_white(fitted):
     assert values[-1] < 2
 
 
+@pytest.mark.slow
 def test_draws_have_all_sites_of_the_program():
     pyro.set_rng_seed(0)
     kernel = SGHMC(counts, guide=AutoNNGP(counts), num_steps=2)

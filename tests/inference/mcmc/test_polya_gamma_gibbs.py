@@ -253,6 +253,7 @@ def test_widths_adapt_during_burn_in_only():
     assert kernel.widths == widths
 
 
+@pytest.mark.slow
 def test_a_method_runs_and_exports():
     gp = VNNGP(X, (COUNTS > 1).to(F64), Matern52(1), Bernoulli(), num_neighbors=2)
     gp.kernel.lengthscale = PyroSample(dist.LogNormal(real(-1.0), 0.5))
@@ -268,6 +269,7 @@ def test_a_method_runs_and_exports():
     assert idata.sample_stats["model_runs"].values[0] > 4
 
 
+@pytest.mark.slow
 def test_single_precision_and_starting_values():
     graph = NeighborGraph(X.float(), 2)
 

@@ -53,6 +53,7 @@ def test_the_evidence_of_some_rows_is_their_density_given_predecessors():
     assert float(gp.log_evidence(rows)) == pytest.approx(dense, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_q_that_cannot_follow_is_reported():
     gp = vnngp(2.0, guide=MeanField(), num_neighbors=10)
     with pytest.warns(ConvergenceWarning, match=r"nats per data point below .* solve_every=1"):
@@ -108,6 +109,7 @@ def test_predecessors_are_the_nearest_rows_of_lower_rank():
         assert found == want + [-1] * (4 - len(want))
 
 
+@pytest.mark.slow
 def test_a_loss_above_the_evidence_is_reported():
     gp = SWSGP(X, Y, inducing=X, learn_inducing=False, num_neighbors=10)
     with pytest.warns(ConvergenceWarning, match=r"nats per data point above it .* SWSGP\(x, y, start=vecchia\)"):

@@ -108,6 +108,7 @@ def test_rows_that_come_twice_are_reported(scale):
         fit(LOO(*doubled(scale), num_neighbors=10), progress=False)
 
 
+@pytest.mark.slow
 def test_labels_that_come_twice_are_reported():
     generator = torch.Generator().manual_seed(2)
     x = torch.rand(100, 2, generator=generator, dtype=F64)

@@ -66,6 +66,7 @@ def assert_same(one, two):
 
 
 @pytest.mark.parametrize("name", slow_except(METHODS, "mean-field", "priors"))
+@pytest.mark.slow
 def test_replays_are_the_steps_of_the_program(name):
     replayed, usual = (run(name, replays) for replays in (True, False))
     assert_same(replayed, usual)
@@ -79,6 +80,7 @@ def test_losses_with_draws_are_those_of_the_program():
     assert_same(replayed, usual)
 
 
+@pytest.mark.slow
 def test_changes_of_data_are_seen_at_once():
     METHODS["changed"] = lambda mean: built.append(METHODS["Vecchia"](mean)) or built[-1]
     results = []
@@ -93,6 +95,7 @@ def test_changes_of_data_are_seen_at_once():
     assert_same(*results)
 
 
+@pytest.mark.slow
 def test_resumed_runs_are_the_same(tmp_path):
     path, rest = tmp_path / "run.pt", {"schedule": Schedule(()), "refresh_every": 0}
     run("mean-field", True, 35, checkpoint=path, **rest)
@@ -100,6 +103,7 @@ def test_resumed_runs_are_the_same(tmp_path):
     assert_same(resumed, run("mean-field", True, **rest))
 
 
+@pytest.mark.slow
 def test_a_program_that_changes_by_itself_is_run_again_with_a_warning():
     mean = Mean()
 
@@ -115,6 +119,7 @@ def test_larger_results_than_wanted_are_not_kept():
         Tape("test", lambda x: (2 * x,), torch.ones(1000), most_bytes=100)
 
 
+@pytest.mark.slow
 def test_the_result_says_which_step_was_replayed_first():
     gp, options = METHODS["mean-field"](None), {"solve_every": 0, "refresh_every": 0, "progress": False}
     result = fit(gp, 25, batch_size=64, **options)

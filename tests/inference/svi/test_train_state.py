@@ -55,6 +55,7 @@ def test_full_batches_call_the_model_without_rows():
 
 @pytest.mark.parametrize("solve_every", slow_except([0, 4], 4))
 @pytest.mark.parametrize("cut", slow_except([1, 10, 17], 10))
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(tmp_path, cut, solve_every):
     path = tmp_path / "run.pt"
     settings = SETTINGS | {"refresh_every": 7, "solve_every": solve_every, "seed": 2}

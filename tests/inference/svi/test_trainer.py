@@ -169,6 +169,7 @@ def test_a_stopped_run_on_a_profile_resumes_with_the_same_bits(tmp_path):
     assert_same(values(part), values(whole))
 
 
+@pytest.mark.slow
 def test_the_optimizer_suits_the_loss():
     x, y = bumps(60)
 
@@ -212,6 +213,7 @@ def test_rates_that_no_step_takes_are_refused(settings, message):
         fit(vecchia(), progress=False, **settings)
 
 
+@pytest.mark.slow
 def test_neighbors_are_found_again_as_the_kernel_moves_and_only_then():
     moving, still = vecchia(100), vecchia(100)
     assert (

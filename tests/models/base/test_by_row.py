@@ -213,7 +213,7 @@ def test_tables_rows_and_exports(tmp_path):
     counts = VNNGP(X, torch.ones_like(Y), Matern52(2), Poisson(), num_neighbors=8, offset=OFFSET)
     counts.solve()
     there = {"x_new": NEW, "offset": torch.full((5,), 9.0, dtype=F64)}
-    found = nngp.to_arviz(counts, num_samples=3, predictions=there, progress=False)
+    found = nngp.to_arviz(counts, num_samples=3, predictions=there, log_likelihood=True, progress=False)
     assert found.constant_data["offset"].shape == (60,)
     assert found.predictions["f"].min() > 5
     assert found.log_likelihood["y"].shape == (1, 3, 60)

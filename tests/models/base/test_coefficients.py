@@ -238,6 +238,7 @@ def test_95_percent_intervals_cover_simulated_coefficients():
     assert 0.88 * 2 * sets <= inside <= 2 * sets - 1
 
 
+@pytest.mark.slow
 def test_coefficients_are_in_exports_and_survive_saving(tmp_path):
     gp = nngp.VNNGP(x, y, kernel(), Gaussian(NOISE), num_neighbors=10, mean=trend())
     gp.solve()

@@ -69,6 +69,7 @@ def test_outputs_add_their_information_and_those_with_weights_have_more():
 
 @pytest.mark.filterwarnings("ignore:.*outputs have spreads")
 @pytest.mark.parametrize(("method", "find"), [(nngp.LOO, of_leave_one_out), (nngp.MLLk, of_blocks)])
+@pytest.mark.slow
 def test_sandwiches_are_those_of_simulated_scores(method, find):
     """Scores and sensitivity of the objective itself, by differences, over draws of the data as outputs."""
     x, count, step = uniform(N, seed=1), 1200, 1e-3

@@ -76,6 +76,7 @@ def test_upper_limits_of_times_in_other_methods():
     assert deep.predict(NEW, samples=draws, limits=torch.full((5,), 1.5)).mean.max() < 1.5
 
 
+@pytest.mark.slow
 def test_outputs_with_limits_beside_others():
     y, limits = torch.stack([Y, VALUES], -1), torch.stack([LIMITS, torch.zeros(60, dtype=F64)], -1)
     y[3, 0] = torch.nan

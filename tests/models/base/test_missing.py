@@ -118,6 +118,7 @@ def test_any_pattern_of_outputs_gives_the_exact_posterior():
     assert z.abs().max() < 6
 
 
+@pytest.mark.slow
 def test_densities_are_of_what_was_observed():
     with pytest.warns(UserWarning, match="y is missing in 2 of 60 rows"):
         gp = model(heterotopic(), 57)

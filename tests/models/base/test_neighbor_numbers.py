@@ -79,6 +79,7 @@ def noisy_and_smooth(n):
 
 
 @methods
+@pytest.mark.slow
 def test_noise_takes_more_neighbors_where_they_are_noisy_and_cheap(method):
     x, y = noisy_and_smooth(600)
     gp = method(x, y)
@@ -92,6 +93,7 @@ def test_noise_takes_more_neighbors_where_they_are_noisy_and_cheap(method):
     assert gp.prediction_neighbors() == 256
 
 
+@pytest.mark.slow
 def test_families_other_than_sites_keep_their_number():
     x, y = smooth(700, 8)
     assert VNNGP(x, y).graph.num_neighbors == 128

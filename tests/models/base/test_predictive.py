@@ -407,6 +407,7 @@ def test_mapped_draws_have_noise_of_their_own():
     torch.testing.assert_close(draws, gp.sample(X_NEW, 400, samples=same, seed=0))
 
 
+@pytest.mark.slow
 def test_mapped_draws_of_layers_have_hidden_values_of_their_own():
     gp = BSGP(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
     one = {name: value for name, value in Predictive(gp.model, num_samples=1)().items() if name != "y"}
