@@ -206,18 +206,18 @@ def leave_one_out_by_draw(
     method: Any, idx: Tensor | None, num_neighbors: int | None, from_guide: bool
 ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
     """Log densities of some rows given all others as a function of one posterior draw at a time."""
-    where, (_, part, others) = _where_loo(method), _others(method, idx, num_neighbors, True)
     known: list[Tensor] = []  # the densities, where no draw differs from another
+    integrates = from_guide and not method.hyper_guide.has_sites
+    where, (_, part, others) = _where_loo(method), _others(method, idx, num_neighbors, not integrates)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def at(draw: Draw) -> Tensor:
-        if known:
-            return known[0]
-        density = at_draw(method, where, draw, part, given=not from_guide).leave_one_out(others)
-        if from_guide and not method.hyper_guide.has_sites:
-            known.append(density)
-        return density
+        if not integrates:
+            return at_draw(method, where, draw, part, given=not from_guide).leave_one_out(others)
+        if not known:
+            known.append(leave_one_out(method, idx, num_neighbors, None))
+        return known[0]
 
     return at
 
