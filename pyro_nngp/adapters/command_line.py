@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyro_nngp.adapters.krige import LIKELIHOODS, METHODS, krige
+from pyro_nngp.adapters.krige import LIKELIHOODS, METHODS, TrainingError, krige
 from pyro_nngp.adapters.krige_tables import UsageError
+from pyro_nngp.inference import DivergenceError
+from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _EXAMPLES = """
 examples:
@@ -23,20 +25,29 @@ examples:
         --grid 100 --out birds.nc
   probabilities of the classes in a column of labels:
     python -m pyro_nngp krige soil.csv --x east north --y type --likelihood classes --grid 100 --out soil.nc
+  scores for gaps of 5 km and a map in UTM coordinates that a GIS reads:
+    python -m pyro_nngp krige wells.csv --x easting northing --crs EPSG:32632 --y arsenic --likelihood lognormal \\
+        --scores --blocks 5000 --grid 250 --out arsenic.tif
   a GeoTIFF on the cells of another raster, from the points of a GeoPackage:
     python -m pyro_nngp krige wells.gpkg --y depth --like elevation.tif --out depth.tif
 """
 
 
+_CONTINUES = "\nInterrupted; the same command continues the map where it is."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Run the command line; return its exit status: 0, 1 if training failed, 2 for wrong arguments, 130 on Ctrl-C."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
         krige(given)
-    except KeyboardInterrupt:
-        print("\nInterrupted; the same command continues the map where it is.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop!s}" if stop.args else _CONTINUES, file=sys.stderr)
         return 130
+    except (TrainingError, DivergenceError, NotPositiveDefiniteError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (UsageError, ValueError, TypeError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,6 +89,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--quantiles", type=float, nargs="+", default=[], metavar="P", help="such as 0.05 0.95")
     add("--above", type=float, nargs="+", default=[], metavar="VALUE", help="probability of more than these values")
     add("--flat", action="store_true", help="take columns named lon and lat as plane coordinates, not as degrees")
+    add("--crs", metavar="SYSTEM", help="reference system of the inputs and the map, such as EPSG:32632")
+    add(
+        "--scores",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="FOLDS",
+        help="also scores of predictions of each fold from the others (default: 10 folds)",
+    )
+    add("--blocks", type=float, metavar="SIDE", help="folds of whole blocks of this size, km for degrees; see --scores")
     add("--save", type=Path, metavar="FILE", help="also the trained model, for pyro_nngp.load")
     add("--max-seconds", type=float, metavar="S", help="of training (default: until it has converged)")
     add("--seed", type=int, default=0, help="of training, and of quantiles and probabilities without a formula")

@@ -69,6 +69,29 @@ def read_inputs(table: "DataFrame", given: argparse.Namespace, path: Path) -> tu
     return x, list(given.x)
 
 
+def read_system(table: "DataFrame", given: argparse.Namespace) -> Any:
+    """The coordinate reference system of the inputs: of --crs, or of a file's points; None if neither has one."""
+    of_points = getattr(table, "crs", None) if given.x is None else None
+    if given.crs is None:
+        return of_points
+    pyproj = extra("pyproj")
+    try:
+        system = pyproj.CRS.from_user_input(given.crs)
+    except pyproj.exceptions.CRSError as error:
+        raise UsageError(
+            f"--crs {given.crs}: no coordinate reference system; give a code such as EPSG:32632."
+        ) from error
+    if of_points is not None and of_points != system:
+        raise UsageError(f"--crs {given.crs}: the points of {given.table} are in {name_of(of_points)}; leave it out.")
+    return system
+
+
+def name_of(system: Any) -> str:
+    """The code of a reference system; EPSG:4326, degrees, without one."""
+    authority = ("EPSG", "4326") if system is None else system.to_authority()
+    return system.to_wkt() if authority is None else ":".join(authority)
+
+
 def read_targets(table: "DataFrame", given: argparse.Namespace) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Measurements as floats, and None; or the numbers of labels, and the sorted labels."""
     if given.likelihood != "classes" or given.y not in table.columns:
@@ -142,11 +165,7 @@ def make_template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str]
     if len(axes) != 2:
         return centers
     across, up = centers
-    grid = extra("xarray").Dataset(coords={up: centers[up][::-1], across: centers[across]})  # north is the first row
-    if on_globe:
-        extra("rioxarray")  # gives grids their reference system
-        return grid.rio.write_crs("EPSG:4326")
-    return grid
+    return extra("xarray").Dataset(coords={up: centers[up][::-1], across: centers[across]})  # north is the first row
 
 
 def predict_table(gp: Any, given: argparse.Namespace, table: "DataFrame", x_new: torch.Tensor) -> None:
@@ -176,10 +195,12 @@ __all__ = [
     "extra",
     "is_globe",
     "make_template",
+    "name_of",
     "placed",
     "predict_table",
     "read_inputs",
     "read_numbers",
+    "read_system",
     "read_table",
     "read_targets",
 ]

@@ -11,6 +11,7 @@ import xarray as xr
 
 import pyro_nngp as nngp
 from pyro_nngp.adapters.command_line import main
+from pyro_nngp.inference import DivergenceError, FitResult
 
 
 @pytest.fixture
@@ -30,6 +31,11 @@ def krige(tmp_path, monkeypatch):
     return lambda command: main(["krige", *command.split()])
 
 
+def untrained(gp, **settings):
+    """A result of training that leaves the method as it is."""
+    return FitResult(torch.zeros(1), [], 0.0, True, None, "lbfgs", 9, 0, 0)
+
+
 def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
     status = krige(
         "stations.csv --x lon lat --y rain --grid 0.1 --out map.nc --plot map.png --save model --quantiles 0.1 0.9"
@@ -39,7 +45,7 @@ def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
     assert "Vecchia on 90 places on the globe (lon, lat)" in said
     assert "121 cells to predict (11 y, 11 x)" in said
     assert "FitResult(converged" in said
-    with xr.open_dataset("map.nc", engine="h5netcdf") as found:
+    with xr.open_dataset("map.nc", engine="h5netcdf", decode_coords="all") as found:
         assert set(found.data_vars) == {"mean", "sd", "quantiles"}
         assert found["y"][0] > found["y"][-1]
         assert found.rio.crs.to_epsg() == 4326
@@ -100,7 +106,7 @@ def test_counts_at_the_places_of_another_table(stations, krige):
 
 
 def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, monkeypatch):
-    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", lambda gp, **settings: "untrained")
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", untrained)
     stations[:20].to_csv("few.csv", index=False)
     found = []
     for _ in range(2):
@@ -113,7 +119,7 @@ def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, mo
 
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", ",")])
 def test_other_separators_are_read(stations, krige, monkeypatch, separator, decimal):
-    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", lambda gp, **settings: "untrained")
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", untrained)
     found = []
     for sep, point in ((",", "."), (separator, decimal)):
         stations[:20].to_csv("few.csv", index=False, sep=sep, decimal=point)
@@ -189,6 +195,14 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("a.csv --x lon lat --y rain --like a.tif --out b.tif --bounds 1 2 3 4", "--bounds: they are of --grid"),
         ("a.csv --y note --likelihood classes --grid 1 --out b.nc --above 1", "labels have neither; the results are"),
         ("stations.csv --x lon lat --y rain --at stations.csv --out map.nc", "go to .csv or .parquet"),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --blocks 3", "--blocks: they are the folds of --sc"),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --crs EPSG:1", "--crs EPSG:1: no coordinate refere"),
+        ("stations.csv --x lon lat day --y rain --grid 1 --out a.nc --crs EPSG:4326", "have two inputs, longitude"),
+        (
+            "a.csv --x lon lat --y rain --at b.csv --out c.csv --flat --crs EPSG:1",
+            "no effect on a table of predictions",
+        ),
+        ("stations.csv --x lon lat --y storms --grid 1 --out map.nc --likelihood lognormal", "LogNormal: expected y"),
         ("stations.csv --x lon lat --y rain --grid 1 --likelihood poisson --out map.nc", "Poisson: expected y"),
     ],
 )
@@ -211,9 +225,87 @@ def test_rows_without_a_place_are_an_error(stations, krige, capsys):
     assert "no row of holes.csv has a value in the column 'rain'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("package", ["pandas", "xarray", "rioxarray"])
+@pytest.mark.parametrize("package", ["pandas", "xarray", "pyproj"])
 def test_a_package_that_is_missing_is_named(stations, krige, capsys, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     assert krige("stations.csv --x lon lat --y rain --grid 0.5 --out map.nc") == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"expected {package} to be installed, got no such package. Run pip install 'pyro-nngp[maps]'" in said
+
+
+def test_a_projected_system_is_kept_and_scores_are_printed(stations, krige, capsys):
+    stations[["lon", "lat"]] = (stations[["lon", "lat"]] - [10, 45]) * 1e4 + [4e5, 5e6]
+    stations.rename(columns={"lon": "east", "lat": "north"}).to_csv("utm.csv", index=False)
+    command = "utm.csv --x east north --y rain --crs EPSG:32632 --grid 2000 --out map.tif --scores 4 --blocks 3000"
+    assert krige(command) == 0
+    said = capsys.readouterr().out
+    assert "CrossValidation of 90 rows in 4 folds, hyperparameters kept" in said
+    assert "coverage" in said
+    with rioxarray.open_rasterio("map.tif") as found:
+        assert found.rio.crs.to_epsg() == 32632
+        assert abs(found.rio.resolution()[0]) == 2000
+
+
+def test_skewed_measurements_get_a_hint(stations, krige, monkeypatch, capsys):
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", untrained)
+    stations["arsenic"] = np.exp(0.8 * np.random.default_rng(3).standard_normal(90))
+    stations.to_csv("skewed.csv", index=False)
+    command = "skewed.csv --x lon lat --flat --grid 0.5 --out map.csv"
+    assert krige(f"{command} --y arsenic") == 0
+    assert "'arsenic' is positive and skewed" in capsys.readouterr().out
+    for other in ("--y rain", "--y arsenic --likelihood lognormal", "--y arsenic --likelihood gamma"):
+        assert krige(f"{command} {other}") == 0
+        assert "hint" not in capsys.readouterr().out
+
+
+def test_an_exposure_without_its_logarithm_is_an_error_at_once(stations, krige, monkeypatch, capsys):
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", None)
+    stations["hours"] = np.linspace(1, 90, 90)
+    stations.to_csv("hours.csv", index=False)
+    command = "hours.csv --x lon lat --flat --y storms --likelihood poisson --offset hours --grid 0.5 --out map.csv"
+    assert krige(command) == 2
+    said = capsys.readouterr().err
+    assert "--offset hours: VNNGP: offset has values of" in said
+    assert "Give a column of logarithms." in said
+
+
+def ending(losses, error=None, **changes):
+    """A training run with such losses, which may end by an error."""
+
+    def run(gp, callback, **settings):
+        for step, loss in enumerate(losses, 1):
+            callback(step, loss)
+        if error is not None:
+            raise error
+        ended_by = changes.get("ended_by")
+        return FitResult(torch.tensor(losses), [], 0.0, ended_by is None, ended_by, "lbfgs", 9, 0, 0)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "message"),
+    [
+        (ending([5.0, float("nan")]), 1, "after 2 steps of training the loss is nan nats per row. There is no map."),
+        (ending([5.0] * 50 + [2e4]), 1, "after 51 steps of training the loss is 2e+04 nats per row"),
+        (ending([2e4, 11.0]), 1, "a loss of 11 nats per row, where a model without places has about 4.98"),
+        (ending([], ended_by="the time limit"), 1, "--max-seconds 2: training made no step in that time, so there is"),
+        (ending([5.0], DivergenceError("no loss")), 1, "error: no loss"),
+        (ending([5.0], KeyboardInterrupt()), 130, "Interrupted in training; nothing was written."),
+        (ending([5.0], ended_by="Ctrl-C"), 130, "after 1 steps of training; no map was written; the model as it is"),
+    ],
+)
+def test_training_that_fails_or_is_interrupted_writes_no_map(
+    stations, krige, tmp_path, monkeypatch, capsys, run, status, message
+):
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", run)
+    before = {path.name for path in tmp_path.iterdir()}
+    command = (
+        "stations.csv --x lon lat --flat --y rain --grid 0.5 --out map.nc --plot map.png --save gp --max-seconds 2"
+    )
+    assert krige(command) == status
+    assert message in capsys.readouterr().err
+    written = {path.name for path in tmp_path.iterdir()} - before
+    assert written == ({"gp.interrupted"} if "after 1 steps" in message else set())
+    if written:
+        assert nngp.load("gp.interrupted").num_data == 90
