@@ -179,7 +179,7 @@ class Trainer:
                     continue
                 bar.update()
                 if state.step % 20 == 0 or state.quasi_newton is not None:
-                    bar.set_postfix(loss=f"{sum(state.losses[-20:]) / len(state.losses[-20:]):.4f}", refresh=False)
+                    bar.set_postfix(self._shown(limit), refresh=False)
                 if state.step % state.steps_per_epoch() == 0:
                     report_nuggets()
                 if state.quasi_newton is None:
@@ -191,6 +191,19 @@ class Trainer:
                         callback(state.step, loss)
         finally:
             bar.close()
+
+    def _shown(self, limit: float) -> dict[str, str]:
+        """Loss per row in the progress bar, and what makes it rise or ends the run: rows, the last round, seconds."""
+        state = self.state
+        last = state.losses[-20:] if state.quasi_newton is None else state.losses[-1:]
+        shown = {"loss": f"{sum(last) / len(last):.4f} per row"}
+        if state.quasi_newton is not None and not (rows := cast(Subsample, state.batches)).grown:
+            shown["rows"] = f"{rows.num_rows} of {state.num_data} so far"
+        if self.automatic and math.isfinite(self.gain):
+            shown["last round"] = f"{-self.gain:+.2g} (ends above {-self.tolerance:g})"
+        if math.isfinite(limit):
+            shown["left"] = f"{max(0.0, limit - (time.perf_counter() - self.started)):.0f} s"
+        return shown
 
     def keep_best(self) -> None:
         """Write the checkpoint, and bring the method to its best state."""

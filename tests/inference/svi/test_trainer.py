@@ -447,3 +447,12 @@ def test_methods_that_can_solve_do_so_once_per_epoch():
 def test_progress_bar_shows_the_loss(capsys):
     fit(Line(), 40, batch_size=16)
     assert "loss=" in capsys.readouterr().err
+
+
+def test_the_bar_shows_the_loss_per_row_and_what_ends_the_run(capsys):
+    result = fit(vecchia(), max_seconds=100)
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert f"loss={result.losses[-1]:.4f} per row" in last
+    assert "(ends above -0.001)" in last
+    assert re.search(r"left=\d+ s", last)
+    assert "rows=" not in last  # all of them
