@@ -24,6 +24,7 @@ FEWER = {  # sizes on a page, and in the test
     "docs/gibbs.md": [("num_samples=500, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("rand(500", "rand(100")],
     "docs/howto/checkpoints.md": [("train(60)", "train(6)"), ("train(100)", "train(12)"), ("every=50", "every=5")],
     "docs/howto/cluster.md": [("5_000", "400"), ("every=5", "every=50"), (", 200)", ", 20)")],
+    "docs/howto/gaps.md": [("1_500", "250"), ("fit(gp)", "fit(gp, 3)"), ("max_seconds=20", "num_steps=2")],
     "docs/howto/maps.md": [
         (", 400)", ", 60)"),
         ("50, 0.5", "50, 5.0"),
@@ -158,7 +159,16 @@ def check_neighbors(scope):
     assert torch.equal(scope["given"].neighbors[5], torch.tensor([4, 3, 2]))
 
 
+def check_gaps(scope):
+    """Blocks are harder than random folds, and the difference of two models has the smaller error."""
+    near, gaps = scope["near"]["Matern32"], scope["gaps"]["Matern32"]
+    assert gaps.scores["rmse"].value > near.scores["rmse"].value
+    assert scope["difference"].standard_error < gaps.scores["nll"].standard_error
+    assert scope["table"].shape == (4, 4)
+
+
 CHECKS = {
+    "docs/howto/gaps.md": check_gaps,
     "docs/methods.md": check_guide,
     "docs/howto/write_a_method.md": check_method,
     "docs/howto/write_a_likelihood.md": check_likelihood,
@@ -173,6 +183,7 @@ SLOW = {  # pages of more than a second, which run on their own before a release
     "docs/gibbs.md",
     "docs/howto/checkpoints.md",
     "docs/howto/cluster.md",
+    "docs/howto/gaps.md",
     "docs/howto/gpu.md",
     "docs/howto/kernels.md",
     "docs/howto/likelihoods.md",
