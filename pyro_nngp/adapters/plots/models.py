@@ -1,6 +1,6 @@
-r"""Plots of a trained method: its curve, its variogram, and the effect of each input.
+"""Plots of a trained method: its curve, and the effect of each input.
 
-Cost: O(pairs) for the variogram; joint draws for the dependence.
+Cost: joint draws for the dependence.
 """
 
 from typing import Any
@@ -14,10 +14,8 @@ from pyro_nngp._checks import check_int, fail
 from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
 from pyro_nngp.kernels import Kernel
-from pyro_nngp.likelihoods import Gaussian
 
 _TWO_SD = 2.0
-_PAIRS = 200_000
 _DRAWS = 200
 
 
@@ -49,80 +47,6 @@ def plot_band(
         places[order], (center - spread)[order], (center + spread)[order], color=line.get_color(), alpha=0.25
     )
     return ax
-
-
-@torch.no_grad()
-def plot_variogram(
-    gp: Any, num_lags: int = 20, max_distance: float | None = None, ax: Any = None, seed: int = 0
-) -> Any:
-    r"""Semivariances of the residuals, y less mean function and offset, of pairs of data, and the model's for them.
-
-    .. math:: \gamma_{ij} = \tfrac12 E (r_i - r_j)^2 = \tfrac12 (k_{ii} + k_{jj}) - k_{ij}
-       + \tfrac12 (\sigma^2 / w_i + \sigma^2 / w_j)
-
-    Pairs are binned by their Euclidean distance; where lengthscales differ between columns, the model's curve is that
-    of the pairs in each bin. Curves that differ at short distances indicate a wrong kernel or noise.
-
-    Args:
-        gp: a trained method with one kernel and a Gaussian likelihood.
-        num_lags: number of bins.
-        max_distance: largest distance, in the unit of x; None is half of the 95 % quantile of the distances of pairs.
-        ax: axis to draw on; None makes one.
-        seed: seed of the choice of pairs, at most 200,000.
-
-    Returns:
-        The axis, with the data's semivariances as points, the model's as a curve, and the mean noise variance.
-
-    Raises:
-        ValueError, TypeError: for other likelihoods, or several outputs.
-        ImportError: without matplotlib.
-    """
-    where = "plot_variogram"
-    check_int(where, "num_lags", num_lags, 2)
-    if not isinstance(gp.likelihood, Gaussian) or gp.y.dim() != 1 or gp.kernel is None:
-        actual = f"{type(gp).__name__} with {type(gp.likelihood).__name__} and y of shape {tuple(gp.y.shape)}"
-        fail(where, "gp", "to have one kernel, one output and a Gaussian likelihood", actual, "Plot its residuals.")
-    bound = gp.bound()
-    first, second = _pairs(gp, seed, max_distance)
-    x, residual, noise = gp.x, gp.y - bound.mean(gp.x).reshape(gp.y.shape), bound.likelihood.variance.expand(gp.y.shape)
-    if gp.offset is not None:
-        residual = residual - gp.offset
-    if gp.weights is not None:
-        noise = noise / gp.weights
-    distance = (x[first] - x[second]).norm(dim=1)
-    places = torch.stack([x[first], x[second]], 1)  # (pairs, 2, D)
-    cov = bound.kernel(places, places)
-    model = (cov[:, 0, 0] + cov[:, 1, 1]) / 2 - cov[:, 0, 1] + (noise[first] + noise[second]) / 2
-    seen = (residual[first] - residual[second]).square() / 2
-    edges = torch.linspace(0, distance.max().item(), num_lags + 1, dtype=x.dtype)
-    bins = torch.bucketize(distance.cpu(), edges[1:-1])
-    counts = bins.bincount(minlength=num_lags).to(x.dtype)
-    means = [
-        torch.zeros(num_lags, dtype=x.dtype).index_add(0, bins, each.cpu()) / counts for each in (distance, seen, model)
-    ]
-    lag, empirical, fitted = (each[counts > 0].numpy() for each in means)
-    ax = axis(where, ax)
-    ax.plot(lag, empirical, "o", label="data")
-    ax.plot(lag, fitted, label="model")
-    ax.axhline(noise.mean().item(), color="0.6", linewidth=1, linestyle=":", label="noise")
-    ax.set(xlabel="distance", ylabel="semivariance", xlim=(0, None), ylim=(0, None))
-    ax.legend()
-    return ax
-
-
-def _pairs(gp: Any, seed: int, max_distance: float | None) -> tuple[Tensor, Tensor]:
-    """Pairs of rows within the largest distance: random ones, and near ones, which are rare among random pairs."""
-    generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randint(gp.num_data, (2, _PAIRS), generator=generator).to(gp.x.device)
-    if max_distance is None:
-        max_distance = 0.5 * (gp.x[first] - gp.x[second]).norm(dim=1).quantile(0.95).item()
-    if hasattr(gp, "graph") and gp.graph.neighbors.shape[0] == gp.num_data:
-        rows = torch.randperm(gp.num_data, generator=generator)[: _PAIRS // 10].to(gp.x.device)
-        near = gp.graph.neighbors[rows]
-        rows = rows[:, None].expand_as(near)[near >= 0]
-        first, second = torch.cat([first, rows]), torch.cat([second, near[near >= 0]])
-    chosen = (first != second) & ((gp.x[first] - gp.x[second]).norm(dim=1) <= max_distance)
-    return first[chosen], second[chosen]
 
 
 @torch.no_grad()

@@ -9,8 +9,7 @@ from pyro.nn import PyroSample
 import pyro_nngp as nngp
 from pyro_nngp.adapters.plots import plot_band, plot_dependence, plot_relevance, plot_variogram
 from pyro_nngp.kernels import Matern32, Matern52, Warped
-from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.likelihoods import Gaussian
 
 
 def test_a_band_is_sorted_and_two_sd_wide():
@@ -19,41 +18,6 @@ def test_a_band_is_sorted_and_two_sd_wide():
     edge = axis.collections[0].get_paths()[0].vertices
     assert {tuple(each) for each in edge} >= {(1, 1), (1, 5), (2, 1), (2, 9)}
     assert plot_band(np.array([0.0]), np.array([0.0]), np.array([1.0]), axis) is axis
-
-
-@pytest.mark.parametrize("lengthscale", [0.05, [0.03, 0.08]])
-def test_the_variogram_of_data_from_the_model_lies_on_its_curve(lengthscale):
-    x = torch.rand(3000, 2, dtype=torch.float64)
-    kernel = Matern32(2, 2.0, torch.tensor(lengthscale, dtype=torch.float64))
-    f = nngp.NNGP(kernel, nngp.NeighborGraph(x, 20)).sample()
-    y = 7 + f + 0.5 * torch.randn(3000, dtype=torch.float64)
-    gp = nngp.Vecchia(x, y, kernel, Gaussian(0.25), mean=ConstantMean(7.0), num_neighbors=10)
-    axis = plot_variogram(gp, num_lags=12, max_distance=0.08)
-    seen, model, noise = (line.get_ydata() for line in axis.lines)
-    assert len(seen) == len(model) == 12
-    np.testing.assert_allclose(seen, model, rtol=0.25)
-    np.testing.assert_allclose(seen[:4], model[:4], rtol=0.15)
-    assert list(noise) == pytest.approx([0.25, 0.25])
-    assert axis.lines[0].get_xdata()[-1] < 0.08
-    if lengthscale == 0.05:
-        lag = torch.from_numpy(axis.lines[1].get_xdata())
-        r = 3**0.5 * lag / 0.05
-        np.testing.assert_allclose(model, 0.25 + 2 * (1 - (1 + r) * (-r).exp()), rtol=0.02)
-
-
-def test_a_variogram_is_of_residuals_with_the_noise_of_each_row():
-    generator = torch.Generator().manual_seed(0)
-    x, offset, white = torch.rand(60, 1, generator=generator), *(10 * torch.randn(2, 60, generator=generator))
-    weights = torch.where(torch.arange(60) < 30, 1.0, 4.0)
-    y = 3 + offset + 0.1 * white / weights.sqrt()
-    gp = nngp.Vecchia(
-        x, y, Matern32(1, 1e-6, 0.5), Gaussian(1.0), mean=ConstantMean(3.0), offset=offset, weights=weights
-    )
-    _, _, mean_noise = (line.get_ydata() for line in plot_variogram(gp, num_lags=5).lines)
-    seen, model, _ = (line.get_ydata() for line in plot_variogram(gp, num_lags=2, max_distance=2.0).lines)
-    assert mean_noise[0] == pytest.approx((1 + 1 / 4) / 2)
-    np.testing.assert_allclose(seen, model, rtol=0.35)  # of 60 values
-    np.testing.assert_allclose(model, mean_noise[0], rtol=0.1)
 
 
 def test_hyperparameters_with_priors_are_at_their_medians():
@@ -65,15 +29,6 @@ def test_hyperparameters_with_priors_are_at_their_medians():
     torch.testing.assert_close(fixed(place, place), Matern52(1, 1.0, median)(place, place).detach())
     assert plot_relevance(gp).patches[0].get_width() == pytest.approx(x.std().item() / median, rel=1e-5)
     plot_variogram(gp)
-
-
-@pytest.mark.parametrize(
-    "build", [lambda x, y: nngp.VNNGP(x, y, None, Poisson()), lambda x, y: nngp.Vecchia(x, torch.stack([y, y], 1))]
-)
-def test_variograms_are_for_one_gaussian_output(build):
-    x = torch.rand(40, 2)
-    with pytest.raises(ValueError, match="expected gp to have one kernel, one output and a Gaussian likelihood, got"):
-        plot_variogram(build(x, torch.arange(40.0)))
 
 
 def test_relevance_is_the_spread_over_the_lengthscale():
