@@ -29,6 +29,7 @@ from pyro_nngp.models.base.arguments import (
 )
 from pyro_nngp.plausibility.data import (
     constant_outputs,
+    warn_of_coarse_targets,
     warn_of_codes,
     warn_of_constants,
     warn_of_copies,
@@ -166,6 +167,7 @@ def _warn_of_data(method: Any, spread: Tensor) -> None:
     if likelihood.is_gaussian:
         warn_of_copies(where, method.x, y)
         warn_of_codes(where, y)
+        warn_of_coarse_targets(where, y)
 
 
 def _try_mean(where: str, bound: Bound, x: Tensor) -> None:

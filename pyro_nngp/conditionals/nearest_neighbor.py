@@ -22,6 +22,10 @@ where two points coincide.
 A kernel may have S sets of hyperparameters, as batch dimensions: compiled code computes all of them in one call, which
 gathers the points once.
 
+Targets of float32 data that float32 does not resolve are solved in float64
+(:mod:`pyro_nngp.conditionals.mixed_precision`): on CPUs, with one stationary kernel always, with others where no
+gradients are recorded.
+
 Cost: O(S B K^3) time; O(S B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
 Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
 """
@@ -31,13 +35,16 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
+from pyro_nngp.conditionals.mixed_precision import solved_again
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.native import enabled
 
 
 def nn_conditional(
@@ -154,6 +161,14 @@ def _conditional(
     jitter = DEFAULT_JITTER if jitter is None else jitter
     if noise is not None:
         noise = noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape)).to(x.dtype)
-    if cov.radial is None:
-        return block_conditional(cov, x, points, neighbors, noise, jitter)
-    return radial_conditional(cov.radial, x, points, neighbors, noise, jitter)
+    arguments = x, points, neighbors, noise, jitter
+    is_compiled = cov.radial is not None and enabled()
+    w, var = block_conditional(cov, *arguments) if cov.radial is None else radial_conditional(cov.radial, *arguments)
+    if is_compiled or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
+        return w, var
+    if is_batchedtensor(var):
+        return w, var
+    rows, again = solved_again(cov, *arguments, var)
+    if again is None:
+        return w, var
+    return w.index_copy(-2, rows, again[0].to(w.dtype)), var.index_copy(-1, rows, again[1].to(w.dtype))

@@ -30,6 +30,7 @@ from torch.func import vjp
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._autograd import apply
+from pyro_nngp.conditionals import mixed_precision
 from pyro_nngp.conditionals.general_kernel import (
     block_conditional,
     chunks,
@@ -334,5 +335,5 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[..., part, :]
 
 
-TORCH, NATIVE = Engine(_forward, _backward), Engine(compiled.forward, compiled.backward)
+TORCH, NATIVE = Engine(_forward, _backward), Engine(mixed_precision.forward, mixed_precision.backward)
 GPU = Engine(on_gpu.forward, on_gpu.backward)

@@ -6,6 +6,7 @@ r"""Warnings of data that a model accepts, but that are hardly meant.
 4. A prior of the kernel's variance for data in other units: the function is explained away as noise.
 5. Rows that come more than once, such as those of a bootstrap: noise is learned from them, and goes to zero.
 6. A code for missing values, such as -9999, or a value in other units: a Gaussian process follows it.
+7. A level so far from zero that float32 keeps little of what y does about it.
 
 Cost: O(N (D + T)), and sorts of the offset, of y and of a number for each row.
 """
@@ -26,6 +27,7 @@ _LOW = 0.05  # share of smallest offsets that do not count, such as logarithms o
 _ENOUGH = 10  # rows
 _COPIES = 0.1  # share of rows; .66 on keggdirected, .15 on wine, .04 and less on 24 other sets with real targets
 _GAP, _CODES = 20.0, 0.05  # between y and codes, in spreads of y and as more than half of its range; their share
+_STEPS = 200.0  # steps of the dtype within a spread of y, at least
 _PRIOR = 100.0  # variance of f in the data, relative to the median of its prior; that of lognormal_priors is 1 / 20
 
 
@@ -174,6 +176,26 @@ def warn_of_codes(where: str, y: Float[Tensor, "N *T"]) -> None:
             "correct a slip of units, or take likelihood=StudentT() for outliers."
         )
         return
+
+
+def warn_of_coarse_targets(where: str, y: Float[Tensor, "N *T"]) -> None:
+    """Warn if the dtype barely resolves the spread of the targets about their level, as in 1e6 +- 1 in float32.
+
+    Args:
+        where: name of the caller.
+        y: real targets, NaN where they are missing.
+    """
+    for column in y.detach().reshape(len(y), -1).unbind(-1):
+        values = column[~column.isnan()].double()
+        if len(values) < _ENOUGH:
+            continue
+        step, spread = torch.finfo(y.dtype).eps * float(values.abs().amax()), float(values.std())
+        if 0 < spread < _STEPS * step:
+            warn(
+                f"{where}: y is {float(values.mean()):.6g} +- {spread:.2g}, of which {y.dtype} keeps steps of "
+                f"{step:.2g}: predictions lose as much. Subtract the mean before the conversion, or pass float64."
+            )
+            return
 
 
 def _exponentiates(likelihood: Likelihood, y: Tensor) -> bool:

@@ -159,3 +159,13 @@ def test_codes_of_missing_values_are_reported(scale):
     build(VNNGP, scale * y, StudentT())
     build(Vecchia, scale * (3 * Y).exp())  # skewed
     build(Vecchia, scale * torch.where(Y.median() < Y, Y, Y + 1e3))  # two groups
+
+
+def test_a_level_that_float32_does_not_resolve_is_reported():
+    x, kernel = X.float(), Matern52(2, 1.0, 0.5)
+    with pytest.warns(
+        UserWarning, match=r"Vecchia: y is 1e\+06 \+- \S+, of which torch\.float32 keeps steps of 0\.12: .* float64"
+    ):
+        Vecchia(x, (Y + 1e6).float(), kernel, num_neighbors=4)
+    Vecchia(x, (Y + 1e3).float(), kernel, num_neighbors=4)
+    build(Vecchia, Y + 1e6)

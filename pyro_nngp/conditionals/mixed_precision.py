@@ -1,0 +1,128 @@
+r"""The conditional of float32 data, in float64 for the targets that float32 does not resolve.
+
+Rounding changes the entries of :math:`K_{nn}` and :math:`k_n` by about :math:`10^{-7} k_{xx}`, and with them the mean
+of f(x) by some of its standard deviations where v is as small. So v itself decides: where float32 finds it below
+:data:`RESOLVED` times the variance, or finds no factor, the target is solved again in float64, from the same inputs.
+Much noise of the neighbors needs no rule of its own, since v is at least about noise / K; with little noise the means
+are less certain than v, and the product of both decides (:data:`WITH_NOISE`).
+
+:func:`forward` and :func:`backward` are the compiled engine; each is one operation of a tape, with results of the same
+structure whatever the number of such targets. Other code on the CPU has :func:`solved_again`, outside of training.
+
+Cost: that of :mod:`pyro_nngp.native.conditional`, and for each target that is solved again three times as much.
+"""
+
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import warn
+from pyro_nngp._tape import operation
+from pyro_nngp.conditionals.general_kernel import block_conditional
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.native import conditional as compiled
+from pyro_nngp.native.conditional import Gradients, Problem, Wanted
+
+RESOLVED = 2e-4
+"""Smallest variance of f(x), relative to that of the kernel, that float32 resolves to a hundredth of a deviation."""
+WITH_NOISE = 2e-9
+"""Smallest product of it and the least noise and jitter of a neighbor, both relative to the variance of the kernel."""
+
+_NUM_AGAIN = 4  # tensors kept for the targets in float64
+
+
+@operation
+def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and tensors for `backward`.
+
+    Each of them has S in front for S sets of hyperparameters.
+    """
+    if problem.x.dtype == torch.float64:
+        return compiled.forward(problem, wanted)
+    w, var, failed, kept = compiled.forward(problem, wanted)
+    rows = _unresolved(problem, var, failed)
+    if not len(rows):  # empty tensors of their own: views of w in its own graph would be a cycle
+        return w, var, failed, (*kept, rows, *(w.new_empty(0) for _ in range(_NUM_AGAIN - 1)))
+    again = compiled.forward(_in_float64(problem, rows))[:3]
+    w[..., rows, :], var[..., rows], failed[..., rows] = again[0].to(w.dtype), again[1].to(w.dtype), True
+    still = torch.zeros_like(failed)
+    still[..., rows] = again[2]
+    return w, var, still, (*kept, rows, again[2], *again[:2])
+
+
+@operation
+def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_var: Tensor, wanted: Wanted) -> Gradients:
+    """The wanted gradients; targets that failed contribute 0."""
+    if problem.x.dtype == torch.float64:
+        return compiled.backward(problem, kept, grad_w, grad_var, wanted)
+    all_rows = compiled.backward(problem, kept[:-_NUM_AGAIN], grad_w, grad_var, wanted)
+    rows, *kept_again = kept[-_NUM_AGAIN:]
+    if not len(rows):
+        return all_rows
+    grads = grad_w[..., rows, :].double(), grad_var[..., rows].double()
+    again = compiled.backward(_in_float64(problem, rows), tuple(kept_again), *grads, wanted)
+    return Gradients(*(_merged(*pair, rows) for pair in zip(Gradients._fields, all_rows, again, strict=True)))
+
+
+def solved_again(
+    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float, var: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Numbers of the unresolved targets, and their weights and variances from the code for general kernels.
+
+    Args:
+        cov: covariance function. One of an opaque callable is evaluated in the dtype of the data alone: a warning says
+            so, and there is no second solution.
+        x: targets (B, D).
+        points: points that may be neighbors.
+        neighbors: rows of `points`, -1 padded.
+        noise: variance added at each neighbor, (*L, B, K), or None.
+        jitter: relative nugget.
+        var: variances of all targets in float32.
+    """
+    weak = var < RESOLVED * cov.diag(x)
+    rows = weak.reshape(-1, len(x)).any(0).nonzero()[:, 0]
+    if not len(rows):
+        return rows, None
+    if cov.batch_shape is None:
+        warn(
+            f"nn_conditional: variances of f at {len(rows)} of {len(x)} points are below {RESOLVED:g} of the kernel's, "
+            "which float32 does not resolve. Pass x and y in float64."
+        )
+        return rows, None
+    noise = None if noise is None else noise[..., rows, :].double()
+    return rows, block_conditional(cov, x[rows].double(), points.double(), neighbors[rows], noise, jitter)
+
+
+def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
+    """Numbers of the targets that are solved again for all sets, where any set needs it."""
+    variance, noise = problem.variance.detach(), problem.noise
+    most = RESOLVED if noise is None else max(RESOLVED, WITH_NOISE / max(problem.jitter, WITH_NOISE))
+    if var.numpy().min() >= most * float(variance.max()) and not failed.numpy().any():
+        return torch.empty(0, dtype=torch.int64)  # a quick test for the usual case
+    limit = RESOLVED * variance[..., None]
+    if noise is not None:
+        least = noise.detach().amin(-1) + problem.jitter * variance[..., None]
+        limit = (WITH_NOISE * variance[..., None].square() / least).clamp(min=limit)
+    return (failed | ~(var >= limit)).reshape(-1, var.shape[-1]).any(0).nonzero()[:, 0]
+
+
+def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) -> Tensor | None:
+    """A gradient of all targets: one with an entry for each target has those of `rows`, others are sums."""
+    if low is None or high is None:
+        return None
+    if name in _PER_TARGET:
+        return low.index_copy(low.dim() - _PER_TARGET[name], rows, high.to(low.dtype))
+    return low + high.to(low.dtype)
+
+
+_PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from that of the targets on
+
+
+def _in_float64(problem: Problem, rows: Tensor) -> Problem:
+    """The problem of some of the targets, with the same numbers in float64."""
+    noise = None if problem.noise is None else problem.noise[..., rows, :]
+    some = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
+    return Problem(*(_double(value) for value in some))
+
+
+def _double(value: object) -> object:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,0 +1,83 @@
+"""float32 data whose conditionals float32 does not resolve: weights, variances and gradients are those of float64."""
+
+import pytest
+import torch
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.conditionals.mixed_precision import RESOLVED, solved_again
+from pyro_nngp.conditionals.stationary_kernel import _compute
+from pyro_nngp.kernels import RBF, Matern, Matern32, Matern52, bind
+from pyro_nngp.native.conditional import Problem
+
+B, K = 24, 12
+
+
+def problem():
+    """Half of the targets amid dense points, whose conditionals float32 does not resolve; half amid sparse ones."""
+    generator = torch.Generator().manual_seed(0)
+    points, x = (torch.rand(size, 2, generator=generator) * 0.05 for size in (400, B))
+    points[::2], x[::2] = 400 * points[::2] + 100, 400 * x[::2] + 100
+    return x, points, torch.cdist(x, points).argsort(1)[:, :K]
+
+
+def conditional(kernel, dtype, noise, sets, jitter=1e-6):
+    """Weights, variances, and the gradients of a sum of both by inputs and hyperparameters."""
+    x, points, near = problem()
+    smoothness = torch.tensor(1.3).expand(sets) if kernel is Matern else None
+    given = {
+        "x": x,
+        "points": points,
+        "lengthscale": torch.tensor([0.8, 1.1]).expand(*sets, 2)
+        * torch.linspace(1.0, 1.2, 3)[: sets.numel()].view(*sets, 1),
+        "variance": torch.tensor(2.0).expand(sets),
+        "noise": None if noise is None else torch.full((B, K), noise),
+        "smoothness": smoothness,
+    }
+    leaves = {name: v.to(dtype, copy=True).requires_grad_() for name, v in given.items() if v is not None}
+    w, var = _compute(
+        Problem(**{"noise": None, **leaves}, neighbors=near, profile=bind(kernel(2)).radial.profile, jitter=jitter)
+    )
+    weights = torch.sin(torch.arange(w.numel(), dtype=dtype)).view(w.shape)
+    return w.detach(), var.detach(), torch.autograd.grad((w * weights).sum() + var.log().sum(), [*leaves.values()])
+
+
+@pytest.mark.parametrize("sets", [torch.Size(), torch.Size([3])])
+@pytest.mark.parametrize(("kernel", "noise"), [(RBF, 1e-6), (RBF, None), (Matern52, 1e-5), (Matern, None)])
+def test_values_and_gradients_are_those_of_float64(kernel, noise, sets):
+    low, high = (conditional(kernel, dtype, noise, sets) for dtype in (torch.float32, torch.float64))
+    assert (high[1] < 2 * RESOLVED).any()
+    assert (high[1] > 10 * RESOLVED).any()
+    torch.testing.assert_close(low[0].double(), high[0], rtol=0, atol=5e-4 * float(high[0].abs().amax()))
+    torch.testing.assert_close(low[1].double(), high[1], rtol=1e-3, atol=0)
+    for own, want in zip(low[2], high[2], strict=True):
+        torch.testing.assert_close(own.double(), want, rtol=0, atol=3e-3 * float(want.abs().amax()))
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_other_code_solves_again_outside_of_training(monkeypatch, native):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
+    (x, points, near), kernel = problem(), Matern52(2)
+    kernel = kernel if native == "0" else kernel + RBF(2)
+    with torch.no_grad():
+        kernel.requires_grad_(False)
+        low = graph_conditional(kernel, x, points, near, torch.full((len(points),), 1e-6))
+        high = graph_conditional(
+            kernel.double(), x.double(), points.double(), near, torch.full((len(points),), 1e-6).double()
+        )
+    torch.testing.assert_close(low[1].double(), high[1], rtol=1e-3, atol=0)
+
+
+def test_an_opaque_kernel_warns_of_float64():
+    x, points, near = problem()
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match=r"at 12 of 24 points are below 0\.0002 .* Pass x and y in float64"),
+    ):
+        graph_conditional(lambda a, b: (-torch.cdist(a, b).square() / 0.5).exp(), x, points, near, jitter=1e-5)
+
+
+def test_resolved_targets_are_left_alone():
+    x, points, near = problem()
+    rows, again = solved_again(bind(Matern32(2)), x, points, near, None, 1e-6, torch.ones(B))
+    assert not len(rows)
+    assert again is None
