@@ -39,14 +39,18 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     if problem.x.dtype == torch.float64:
         return compiled.forward(problem, wanted)
     w, var, failed, kept = compiled.forward(problem, wanted)
-    rows = _unresolved(problem, var, failed)
+    weak = _unresolved(problem, var, failed)
+    rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
     if not len(rows):  # empty tensors of their own: views of w in its own graph would be a cycle
         return w, var, failed, (*kept, rows, *(w.new_empty(0) for _ in range(_NUM_AGAIN - 1)))
-    again = compiled.forward(_in_float64(problem, rows))[:3]
-    w[..., rows, :], var[..., rows], failed[..., rows] = again[0].to(w.dtype), again[1].to(w.dtype), True
+    failed.copy_(weak)  # the backward pass of all targets leaves these out
+    w_again, var_again, failed_again, _ = compiled.forward(_in_float64(problem, rows))
+    mine = weak[..., rows]
+    w[..., rows, :] = torch.where(mine[..., None], w_again.to(w.dtype), w[..., rows, :])
+    var[..., rows] = torch.where(mine, var_again.to(w.dtype), var[..., rows])
     still = torch.zeros_like(failed)
-    still[..., rows] = again[2]
-    return w, var, still, (*kept, rows, again[2], *again[:2])
+    still[..., rows] = failed_again & mine
+    return w, var, still, (*kept, rows, failed_again | ~mine, w_again, var_again)
 
 
 @operation
@@ -93,24 +97,24 @@ def solved_again(
 
 
 def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
-    """Numbers of the targets that are solved again for all sets, where any set needs it."""
+    """Whether each target of each set is to be solved again."""
     variance, noise = problem.variance.detach(), problem.noise
     most = RESOLVED if noise is None else max(RESOLVED, WITH_NOISE / max(problem.jitter, WITH_NOISE))
     if var.numpy().min() >= most * float(variance.max()) and not failed.numpy().any():
-        return torch.empty(0, dtype=torch.int64)  # a quick test for the usual case
+        return failed[..., :0]  # a quick test for the usual case
     limit = RESOLVED * variance[..., None]
     if noise is not None:
         least = noise.detach().amin(-1) + problem.jitter * variance[..., None]
         limit = (WITH_NOISE * variance[..., None].square() / least).clamp(min=limit)
-    return (failed | ~(var >= limit)).reshape(-1, var.shape[-1]).any(0).nonzero()[:, 0]
+    return failed | ~(var >= limit)
 
 
 def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) -> Tensor | None:
-    """A gradient of all targets: one with an entry for each target has those of `rows`, others are sums."""
+    """The sum of a gradient by all targets in float32, and by those of `rows` in float64."""
     if low is None or high is None:
         return None
     if name in _PER_TARGET:
-        return low.index_copy(low.dim() - _PER_TARGET[name], rows, high.to(low.dtype))
+        return low.index_add(low.dim() - _PER_TARGET[name], rows, high.to(low.dtype))
     return low + high.to(low.dtype)
 
 
