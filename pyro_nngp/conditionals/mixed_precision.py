@@ -123,10 +123,13 @@ _PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from that of the target
 
 def _in_float64(problem: Problem, rows: Tensor) -> Problem:
     """The problem of some of the targets, with the same numbers in float64."""
-    noise = None if problem.noise is None else problem.noise[..., rows, :]
-    some = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-    return Problem(*(_double(value) for value in some))
-
-
-def _double(value: object) -> object:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    noise, smoothness = problem.noise, problem.smoothness
+    return problem._replace(
+        x=problem.x[rows].double(),
+        points=problem.points.double(),
+        lengthscale=problem.lengthscale.double(),
+        variance=problem.variance.double(),
+        noise=None if noise is None else noise[..., rows, :].double(),
+        neighbors=problem.neighbors[rows],
+        smoothness=None if smoothness is None else smoothness.double(),
+    )

@@ -190,7 +190,7 @@ def warn_of_coarse_targets(where: str, y: Float[Tensor, "N *T"]) -> None:
         if len(values) < _ENOUGH:
             continue
         step, spread = torch.finfo(y.dtype).eps * float(values.abs().amax()), float(values.std())
-        if 0 < spread < _STEPS * step:
+        if values.amin() < values.amax() and spread < _STEPS * step:
             warn(
                 f"{where}: y is {float(values.mean()):.6g} +- {spread:.2g}, of which {y.dtype} keeps steps of "
                 f"{step:.2g}: predictions lose as much. Subtract the mean before the conversion, or pass float64."

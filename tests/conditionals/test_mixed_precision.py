@@ -5,9 +5,8 @@ import torch
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.mixed_precision import RESOLVED, solved_again
-from pyro_nngp.conditionals.stationary_kernel import _compute
+from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import RBF, Matern, Matern32, Matern52, bind
-from pyro_nngp.native.conditional import Problem
 
 B, K = 24, 12
 
@@ -34,9 +33,10 @@ def conditional(kernel, dtype, noise, sets, jitter=1e-6):
         "smoothness": smoothness,
     }
     leaves = {name: v.to(dtype, copy=True).requires_grad_() for name, v in given.items() if v is not None}
-    w, var = _compute(
-        Problem(**{"noise": None, **leaves}, neighbors=near, profile=bind(kernel(2)).radial.profile, jitter=jitter)
-    )
+    x, points, noise = (leaves.get(name) for name in ("x", "points", "noise"))
+    radial = bind(kernel(2)).radial._replace(lengthscale=leaves["lengthscale"], variance=leaves["variance"])
+    radial = radial._replace(smoothness=leaves.get("smoothness"))
+    w, var = radial_conditional(radial, x, points, near, noise, jitter)
     weights = torch.sin(torch.arange(w.numel(), dtype=dtype)).view(w.shape)
     return w.detach(), var.detach(), torch.autograd.grad((w * weights).sum() + var.log().sum(), [*leaves.values()])
 

@@ -200,6 +200,7 @@ class Deep(nn.Module):
         return self.kernel(x, z)
 
 
+@pytest.mark.filterwarnings("ignore:nn_conditional. variances of f")
 def test_a_kernel_inside_a_users_module_moves_once_per_step():
     x, y = vnngp().x, vnngp().y
     plain, inner = (
