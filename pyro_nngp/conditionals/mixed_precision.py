@@ -28,6 +28,9 @@ WITH_NOISE = 2e-9
 """Smallest product of it and the least noise and jitter of a neighbor, both relative to the variance of the kernel."""
 
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
+_NONE = (
+    torch.empty(0, dtype=torch.int64),
+) * _NUM_AGAIN  # where there are none: views of w would be a cycle in its graph
 
 
 @operation
@@ -39,10 +42,12 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     if problem.x.dtype == torch.float64:
         return compiled.forward(problem, wanted)
     w, var, failed, kept = compiled.forward(problem, wanted)
+    if _are_resolved(problem, var, failed):
+        return w, var, failed, (*kept, *_NONE)
     weak = _unresolved(problem, var, failed)
     rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
-    if not len(rows):  # empty tensors of their own: views of w in its own graph would be a cycle
-        return w, var, failed, (*kept, rows, *(w.new_empty(0) for _ in range(_NUM_AGAIN - 1)))
+    if not len(rows):
+        return w, var, failed, (*kept, *_NONE)
     failed.copy_(weak)  # the backward pass of all targets leaves these out
     w_again, var_again, failed_again, _ = compiled.forward(_in_float64(problem, rows))
     mine = weak[..., rows]
@@ -96,12 +101,19 @@ def solved_again(
     return rows, block_conditional(cov, x[rows].double(), points.double(), neighbors[rows], noise, jitter)
 
 
+def _are_resolved(problem: Problem, var: Tensor, failed: Tensor) -> bool:
+    """A quick test of the usual case, that all targets are resolved even with the least noise of all."""
+    variance, noise = problem.variance.detach(), problem.noise
+    largest, most = float(variance.max() if problem.sets else variance), RESOLVED
+    if noise is not None:
+        least = float(noise.detach().numpy().min()) / largest + problem.jitter
+        most = max(most, WITH_NOISE / max(least, WITH_NOISE))
+    return bool(var.numpy().min() >= most * largest) and not failed.numpy().any()
+
+
 def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
     """Whether each target of each set is to be solved again."""
     variance, noise = problem.variance.detach(), problem.noise
-    most = RESOLVED if noise is None else max(RESOLVED, WITH_NOISE / max(problem.jitter, WITH_NOISE))
-    if var.numpy().min() >= most * float(variance.max()) and not failed.numpy().any():
-        return failed[..., :0]  # a quick test for the usual case
     limit = RESOLVED * variance[..., None]
     if noise is not None:
         least = noise.detach().amin(-1) + problem.jitter * variance[..., None]
