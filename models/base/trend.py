@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp._versions import Versions
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend, condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
@@ -33,8 +34,6 @@ from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import BasisMean
 
 _POINTS = 4096
-_SMALL = 4096  # entries of tensors that are compared by value
-_PROBES = 8  # points whose covariances identify a kernel
 
 
 def can_solve_mean(method: Any) -> bool:
@@ -98,13 +97,12 @@ class TrendCache:
     """The coefficients that predictions of a method integrate over, kept while nothing changes; copies start empty."""
 
     def __init__(self) -> None:
-        self._known: tuple[list[Any], Trend | None] | None = None
+        self._known: tuple[Versions | None, Trend | None] | None = None
 
-    def get(self, method: Any, bound: Bound, find: Callable[[], Trend | None]) -> Trend | None:
-        """What `find` returned when the method's tensors were last as they are now."""
-        key = _fingerprint(method, bound)
-        if self._known is None or not _equal(self._known[0], key):
-            self._known = key, find()
+    def get(self, versions: Versions | None, find: Callable[[], Trend | None]) -> Trend | None:
+        """What `find` returned when the method was last of these versions; None finds anew."""
+        if self._known is None or versions is None or self._known[0] != versions:
+            self._known = versions, find()
         return self._known[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def bound_for_predictions(method: Any) -> Bound:
     if not bound.mean_function.is_learned:
         return bound
     cache = method.__dict__.setdefault("_trends", TrendCache())
-    trend = cache.get(method, bound, lambda: _found(method, bound))
+    trend = cache.get(bound.versions, lambda: _found(method, bound))
     if trend is not None and trend.gain is None and torch.is_grad_enabled():
         parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
         trend = replace(trend, root=_Recomputed.apply(method, trend.root, *parameters))
@@ -148,27 +146,6 @@ class _Recomputed(torch.autograd.Function):
         with torch.enable_grad():
             root = ctx.method.posterior(ctx.method.bound()).find_trend().root
         return None, None, *torch.autograd.grad(root, ctx.parameters, gradient, allow_unused=True)
-
-
-def _fingerprint(method: Any, bound: Bound) -> list[Any]:
-    """Small tensors of a method by value, others by place and version; covariances of a kernel that is a function."""
-    key: list[Any] = []
-    for module in method.modules():
-        for value in (*module._parameters.values(), *module._buffers.values()):
-            if value is not None:
-                is_small = value.numel() <= _SMALL
-                key.append(value.detach().clone() if is_small else (value.data_ptr(), value._version, value.shape))
-    if not isinstance(bound.kernel, nn.Module):
-        some = method.x[:_PROBES]
-        key.extend(covariance(some, some).detach() for covariance in bound.covariances)
-    return key
-
-
-def _equal(one: list[Any], other: list[Any]) -> bool:
-    if len(one) != len(other):
-        return False
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b for a, b in pairs)
 
 
 __all__ = ["TrendCache", "bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]
