@@ -209,7 +209,7 @@ def fit(
     first = run(max_seconds)
     left = None if max_seconds is None else max(0.0, max_seconds - (time.perf_counter() - started))
     trainer, comparison = with_second_start(first, lambda: run(left))
-    result = trainer.result(trainer.interrupted)
+    result = trainer.result()
     check_second_start(comparison)
     gain = None if comparison is None else comparison.gain
     return dataclasses.replace(result, seconds=time.perf_counter() - started, second_start=gain)

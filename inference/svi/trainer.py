@@ -222,11 +222,11 @@ class Trainer:
         if self.profiling or (self.solving and (moved or self.solved_at != self.state.step)):
             self._solve()
 
-    def result(self, interrupted: bool) -> FitResult:
+    def result(self) -> FitResult:
         """The result; warns if the run did not converge."""
         state = self.state
-        ended_by = "Ctrl-C" if interrupted else None
-        if self.ended and not (self.converged or interrupted):
+        ended_by = "Ctrl-C" if self.interrupted else None
+        if self.ended and not (self.converged or self.interrupted):
             ended_by = "early stopping" if self._out_of_patience() else "the time limit"
         interrupted = ended_by is not None
         fall = self.gain if self.automatic else still_falling(state.losses, self.milestone)
