@@ -126,7 +126,8 @@ def of_conditionals(method: Any) -> Information:
     shift = (cov @ torch.stack(slopes) / (2 * _RESTRICTED)).clamp(-_FARTHEST, _FARTHEST)
     strengths, axes = torch.linalg.eigh(cov)
     points = axes * (len(cov) * strengths.clamp(0, _FARTHEST**2)).sqrt()  # of a cubature rule, exact to degree 3
-    each = [_coefficient_root(places, _moved_by(places.free, shift + sign * p)) for p in points.mT for sign in (1, -1)]
+    moved = [replace(places, free=_moved_by(places.free, shift + sign * p)) for p in points.mT for sign in (1, -1)]
+    each = [_coefficient_root(places, there.bound()) for there in moved]
     errors = torch.stack([root.square().sum(-1) for root in each]).mean(0).sqrt()
     return Information(places.free, cov, shift, errors)
 
@@ -139,9 +140,9 @@ def _moved_by(free: list[Free], shift: Float[Tensor, " p"]) -> list[Free]:
     ]
 
 
-def _coefficient_root(places: "Places", free: list[Free]) -> Float[Tensor, "*own c c"]:
+def _coefficient_root(places: "Places", bound: Bound) -> Float[Tensor, "*own c c"]:
     """Root of the covariance of the coefficients of the mean at some hyperparameters, in double precision."""
-    bound, rows = replace(places, free=free).bound(), places.method.rows
+    rows = places.method.rows
     doubled = {name: None if value is None else value.double() for name, value in vars(rows).items() if name != "shard"}
     observed = Observed(replace(rows, **doubled), places.method.graph, bound)
     return posterior_of_coefficients(bound.mean_function, *normal_equations(observed))[1]
@@ -149,9 +150,7 @@ def _coefficient_root(places: "Places", free: list[Free]) -> Float[Tensor, "*own
 
 def _log_root(places: "Places", entry: int, step: float) -> Tensor:
     """The logarithm of the determinant of the root with one entry of the hyperparameters changed."""
-    shift = torch.zeros(sum(each.value.numel() for each in places.free)).double()
-    shift[entry] = step
-    root = _coefficient_root(places, _moved_by(places.free, shift))
+    root = _coefficient_root(places, places.bound(entry, step))
     diagonal = root.diagonal(dim1=-2, dim2=-1).abs()
     return diagonal[diagonal > 0].log().sum()
 
