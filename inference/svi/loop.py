@@ -145,8 +145,8 @@ def fit(
         ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not show;
             if predictions from eight times as many neighbors differ; if the model all but excludes the data; if the
             mean function lies away from them; if leave-one-out densities of labels owe much to the labels; if rows are
-            predicted by near copies of them; if two starts end within a nat at different kinds of f; or if the bound of
-            a q(u) lies far below the log evidence, or above.
+            predicted by near copies of them; if two starts end within a nat and one takes f for noise; or if the bound
+            of a q(u) lies far below the log evidence, or above.
 
     Returns:
         The losses, the choices made, and what happened.

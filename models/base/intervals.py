@@ -1,7 +1,7 @@
 """Intervals of parameters without priors: of hyperparameters from their information, of the mean's coefficients.
 
-Those of hyperparameters are normal on the unconstrained scale (:mod:`pyro_nngp.models.base.information`), mapped to the
-scale of the value, so that they respect its constraint. Those of coefficients of the mean are normal, with the
+Intervals of hyperparameters are normal on the unconstrained scale (:mod:`pyro_nngp.models.base.information`), mapped to
+the scale of the value, so that they respect its constraint. Coefficients of the mean have normal intervals, with the
 covariance of generalized least squares (:mod:`pyro_nngp.models.base.trend`).
 
 An interval that the data hardly narrow is none: its ends are then those of the constraint, and its note says "not

@@ -40,9 +40,9 @@ def choose_neighbors(method: Any, most: int = MOST_NEIGHBORS, most_for_f: int = 
     For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it: there
     32 neighbors explain little of the variance.
 
-    Under much noise f needs it too, if neighbors are noisy observations: 32 of them say little. That of f counts while
-    N K^2 is at most 2^24. More rows determine the hyperparameters well enough without, and predictions have a number of
-    neighbors of their own.
+    Under much noise f needs it too, if neighbors are noisy observations: 32 of them say little. The variance of f
+    counts while N K^2 is at most 10^7. More rows determine the hyperparameters well enough without it, and predictions
+    choose their number of neighbors themselves.
 
     Args:
         method: its posterior has predictive variances at the data.
