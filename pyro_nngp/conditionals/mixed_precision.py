@@ -28,9 +28,6 @@ WITH_NOISE = 2e-9
 """Smallest product of it and the least noise and jitter of a neighbor, both relative to the variance of the kernel."""
 
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
-_NONE = (
-    torch.empty(0, dtype=torch.int64),
-) * _NUM_AGAIN  # where there are none: views of w would be a cycle in its graph
 
 
 @operation
@@ -43,11 +40,11 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
         return compiled.forward(problem, wanted)
     w, var, failed, kept = compiled.forward(problem, wanted)
     if _are_resolved(problem, var, failed):
-        return w, var, failed, (*kept, *_NONE)
+        return w, var, failed, (*kept, *_none_again())
     weak = _unresolved(problem, var, failed)
     rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
     if not len(rows):
-        return w, var, failed, (*kept, *_NONE)
+        return w, var, failed, (*kept, *_none_again())
     failed.copy_(weak)  # the backward pass of all targets leaves these out
     w_again, var_again, failed_again, _ = compiled.forward(_in_float64(problem, rows))
     mine = weak[..., rows]
@@ -70,6 +67,14 @@ def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_va
     grads = grad_w[..., rows, :].double(), grad_var[..., rows].double()
     again = compiled.backward(_in_float64(problem, rows), tuple(kept_again), *grads, wanted)
     return Gradients(*(_merged(*pair, rows) for pair in zip(Gradients._fields, all_rows, again, strict=True)))
+
+
+def _none_again() -> tuple[Tensor, ...]:
+    """What is kept where no target is solved again: tensors of their own, since a tape tells values apart by object.
+
+    Views of w would be a cycle in its graph.
+    """
+    return tuple(torch.empty(0, dtype=torch.int64) for _ in range(_NUM_AGAIN))
 
 
 def solved_again(

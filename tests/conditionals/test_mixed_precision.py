@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pyro_nngp._tape import Tape
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.mixed_precision import RESOLVED, solved_again
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
@@ -51,6 +52,24 @@ def test_values_and_gradients_are_those_of_float64(kernel, noise, sets):
     torch.testing.assert_close(low[1].double(), high[1], rtol=1e-3, atol=0)
     for own, want in zip(low[2], high[2], strict=True):
         torch.testing.assert_close(own.double(), want, rtol=0, atol=3e-3 * float(want.abs().amax()))
+
+
+@pytest.mark.parametrize(("recorded", "replayed"), [(1e-3, 0.8), (0.8, 1e-3), (0.02, 0.8)])
+def test_a_tape_replays_where_other_targets_are_resolved(recorded, replayed):
+    x, points, near = problem()
+
+    def function(scale):
+        with torch.enable_grad():
+            scale = scale.detach().requires_grad_()
+            kernels = RBF(2, lengthscale=scale), RBF(2, lengthscale=2 * scale)
+            parts = [graph_conditional(kernel, x, points, near, jitter=1e-6) for kernel in kernels]
+            value = sum(w.square().sum() + var.log().sum() for w, var in parts)
+            return value.detach(), *torch.autograd.grad(value, scale)
+
+    tape = Tape("test", function, torch.tensor(recorded))
+    for scale in (torch.tensor(recorded), torch.tensor(replayed)):
+        for found, expected in zip(tape(scale), function(scale), strict=True):
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
