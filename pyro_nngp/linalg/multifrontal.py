@@ -48,8 +48,9 @@ class MultifrontalFactor:
 
     def __init__(self, plan: Elimination, root: Float[Tensor, "N k"], diagonal: Float[Tensor, " N"]) -> None:
         self._plan, self._root = plan, root
-        self._blocks: list[tuple[Tensor, Tensor]] = []
+        self._blocks: list[tuple[Tensor, Tensor]] = []  # inverse of L11 L11', and Y'
         left_over: dict[int, Tensor] = {}
+        log_dets = []
         for number, front in enumerate(plan.fronts):
             size, own = front.size, root[front.families]
             matrix = root.new_zeros(len(front.points), len(front.points))
@@ -64,21 +65,20 @@ class MultifrontalFactor:
                 raise NotPositiveDefiniteError(f"MultifrontalFactor: the precision of {len(root)} values is singular.")
             below = torch.linalg.solve_triangular(tril, matrix[:size, size:], upper=False)  # L21'
             left_over[number] = torch.addmm(matrix[size:, size:], below.mT, below, alpha=-1)
-            self._blocks.append((tril, below))
-        self.log_det = float(2 * sum(tril.diagonal().log().sum() for tril, _ in self._blocks))
+            slope = torch.linalg.solve_triangular(tril.mT, below, upper=True)
+            self._blocks.append((torch.cholesky_inverse(tril), slope))
+            log_dets.append(tril.diagonal().log().sum())
+        self.log_det = 2 * float(torch.stack(log_dets).sum())
 
     def solve(self, right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """P^-1 right, in about three passes over the factor's entries."""
-        z = right.reshape(-1, right.shape[-1]).mT.clone(memory_format=torch.contiguous_format)
-        parts = list(zip(self._plan.fronts, self._blocks, strict=True))
-        for front, (tril, below) in parts:
-            own, border = front.points.split([front.size, len(front.border)])
-            z[own] = half = torch.linalg.solve_triangular(tril, z[own], upper=False)
-            z.index_add_(0, border, below.mT @ half, alpha=-1)
-        for front, (tril, below) in reversed(parts):
-            own, border = front.points.split([front.size, len(front.border)])
-            z[own] = torch.linalg.solve_triangular(tril.mT, z[own] - below @ z[border], upper=True)
-        return z.mT.reshape(right.shape)
+        """P^-1 right, in about two passes over the factor's entries."""
+        z = right.reshape(-1, right.shape[-1]).mT[self._plan.order].contiguous()
+        parts = list(zip(self._plan.places, self._blocks, strict=True))
+        for (own, border), (_, slope) in parts:
+            z.index_add_(0, border, slope.mT @ z[own], alpha=-1)
+        for (own, border), (inverse, slope) in reversed(parts):
+            z[own] = torch.addmm(inverse @ z[own], slope, z[border], alpha=-1)
+        return torch.empty_like(z).index_copy_(0, self._plan.order, z).mT.reshape(right.shape)
 
     @cached_property
     def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
@@ -86,13 +86,12 @@ class MultifrontalFactor:
         variances, products = self._root.new_empty(len(self._root)), torch.empty_like(self._root)
         outer: dict[int, Tensor] = {}  # inverse at the borders of fronts whose parents are done
         for number in reversed(range(len(self._blocks))):
-            front, (tril, below) = self._plan.fronts[number], self._blocks[number]
+            front, (alone, slope) = self._plan.fronts[number], self._blocks[number]
             size, inverse = front.size, self._root.new_empty(len(front.points), len(front.points))
-            slope = torch.linalg.solve_triangular(tril.mT, below, upper=True)  # Y'
-            inverse[size:, size:] = outer.pop(number, below[:0, :0])
+            inverse[size:, size:] = outer.pop(number, slope[:0, :0])
             inverse[:size, size:] = side = -slope @ inverse[size:, size:]
             inverse[size:, :size] = side.mT
-            inverse[:size, :size] = torch.addmm(torch.cholesky_inverse(tril), side, slope.mT, alpha=-1)
+            inverse[:size, :size] = torch.addmm(alone, side, slope.mT, alpha=-1)
             variances[front.points[:size]] = inverse.diagonal()[:size]
             for child in front.children:
                 place = self._plan.fronts[child].border

@@ -23,6 +23,7 @@ References: George (1973), "Nested dissection of a regular finite element mesh",
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -70,6 +71,18 @@ class Elimination:
     fronts: tuple[Front, ...]
     entries: int
     operations: float
+
+    @cached_property
+    def order(self) -> Int[Tensor, " N"]:
+        """The points in the order of elimination."""
+        return torch.cat([front.points[: front.size] for front in self.fronts])
+
+    @cached_property
+    def places(self) -> list[tuple[slice, Int[Tensor, " b"]]]:
+        """Places in this order of the points of each node and of its border."""
+        place, ends = torch.argsort(self.order), np.cumsum([front.size for front in self.fronts]).tolist()
+        nodes = [slice(end - front.size, end) for end, front in zip(ends, self.fronts, strict=True)]
+        return [(node, place[front.points[front.size :]]) for node, front in zip(nodes, self.fronts, strict=True)]
 
 
 def nested_dissection(
