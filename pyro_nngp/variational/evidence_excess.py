@@ -36,8 +36,8 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
-from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.latent_evidence import EvidenceGradient, evidence_gradient, latent_log_evidence
 
@@ -130,7 +130,7 @@ def site_excess(
     target: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
     loc: Float[Tensor, "*L N"],
-    plan: Elimination | None = None,
+    posterior: FactoredPosterior | None = None,
 ) -> Excess:
     """The difference for sites of each latent function.
 
@@ -142,14 +142,16 @@ def site_excess(
         target: sites of u, with gradients where they depend on parameters.
         precision: their precisions.
         loc: posterior means of u.
-        plan: order of elimination for an exact gradient; None has one from draws beyond 1,000 points.
+        posterior: by a sparse factor, for an exact gradient; None has one from draws beyond 1,000 points.
     """
     target, precision, loc = (part.reshape(-1, len(graph.x)) for part in (target, precision, loc))
     with torch.no_grad():
         prior = prior_factor(bind(kernel), graph, jitter)
         own = (part[:, : graph.num_points] for part in (target, loc, precision))
         parts = list(zip(*own, strict=True))
-        gradients = [evidence_gradient(prior, t, m, tau, plan=plan) for t, m, tau in parts]
+        factors = [None if posterior is None else posterior.factor(prior, part[-1].double()) for part in parts]
+        each = zip(parts, factors, strict=True)
+        gradients = [evidence_gradient(prior, *part, factor=factor) for part, factor in each]
     bound = bind_double(kernel, graph.x.dtype)
     gradient, observed = excess_gradient(parameters, bound, graph, jitter, target, precision, gradients)
     if len(prior) > DENSE_UP_TO:

@@ -41,7 +41,6 @@ from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor, factor_inverse, factor_log_det
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
-from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
@@ -76,7 +75,7 @@ def evidence_gradient(
     loc: Float[Tensor, " N"],
     precision: Float[Tensor, " N"],
     seed: int = 0,
-    plan: Elimination | None = None,
+    factor: MultifrontalFactor | None = None,
 ) -> EvidenceGradient:
     """The gradient of log Z.
 
@@ -86,7 +85,7 @@ def evidence_gradient(
         loc: posterior mean m of the latent values.
         precision: of the sites.
         seed: of the draws.
-        plan: order of elimination for exact moments.
+        factor: of the posterior precision, for exact moments; None has dense ones or draws.
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
     if isinstance(prior, ShardedFactor) and len(prior) <= DENSE_UP_TO:
@@ -94,8 +93,8 @@ def evidence_gradient(
         whole = evidence_gradient(prior.gathered(), target, loc, precision, seed)
         w, *rest = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
         return EvidenceGradient(w.mT, *rest)
-    if plan is not None:
-        cov, variance = _factored(cast(VecchiaFactor, prior), cast(VecchiaFactor, prior).multifrontal(plan, precision))
+    if factor is not None:
+        cov, variance = _factored(cast(VecchiaFactor, prior), factor)
     elif isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO:
         cov, variance = _exact(prior, precision)
     else:

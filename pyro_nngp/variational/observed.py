@@ -166,10 +166,10 @@ class ObservedGaussian(Family):
             tolerance: stop where means move by less, in standard deviations of the pseudo-observations.
             level: whether to find the level of a constant mean function too, and the difference.
         """
-        self._solve(read, max_steps, tolerance, level)
+        posterior = self._solve(read, max_steps, tolerance, level)
         if level:
             with torch.enable_grad():
-                self._correct(read())
+                self._correct(read(), posterior)
 
     def solve_again(self, read: Callable[[], Given]) -> None:
         self.solve(read, level=False)
@@ -262,14 +262,14 @@ class ObservedGaussian(Family):
         found = [ExactLogEvidence.apply(w, var, *pair, prior.graph.neighbors, self._profile) for pair in pairs]
         return torch.stack(found).reshape(target.shape[:-1])
 
-    def _correct(self, given: Any) -> None:
+    def _correct(self, given: Any, posterior: FactoredPosterior | None) -> None:
         """Update the difference of the two evidences; the hyperparameters have gradients."""
         bound, graph = given.bound, given.graph
 
         def find(parameters: Sequence[Tensor]) -> Excess:
             target, precision = self.observations(given)
-            plan = self._cache.plan(graph)
-            return site_excess(parameters, bound.kernel, graph, bound.jitter, target, precision, self.loc, plan)
+            sites = target, precision, self.loc
+            return site_excess(parameters, bound.kernel, graph, bound.jitter, *sites, posterior)
 
         self.excess.update(given.parameters, find, self.loc.shape[:-1].numel() * graph.num_rows)
 
