@@ -80,6 +80,11 @@ class LBFGS:
         self._loss, self._gradient = new_loss, new_gradient
         return new_loss
 
+    @property
+    def expected_gain(self) -> float:
+        """Fall of the loss that the next step would have if it were quadratic; infinity while no curvature is known."""
+        return -float(self._direction(self._gradient) @ self._gradient) / 2 if self._pairs else math.inf
+
     def forget(self) -> None:
         """Evaluate the loss again at the next step, for a new objective."""
         self._loss = None

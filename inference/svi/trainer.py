@@ -41,6 +41,7 @@ from pyro_nngp.linalg import report_nuggets
 _PROBE = 2048  # rows of the loss that decides on convergence
 _ROUND = (50, 200)  # fewest and most steps of Adam per round
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
+_NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
@@ -300,8 +301,10 @@ class Trainer:
         largest = rows.grown
         least = self.tolerance / 10 if largest else self.tolerance
         in_round = state.step - self.round_start
-        gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
+        gain = (losses[-2] if in_round > 1 else optimizer.start_loss) - losses[-1]
         self.stalls = self.stalls + 1 if gain < least else 0
+        if self.stalls and optimizer.expected_gain < _NEGLIGIBLE * least:
+            self.stalls = _STALLS
         ends = self.stalls == _STALLS or in_round == (_ROUND_ALTERNATING if self.alternating else _ROUND_LBFGS)
         if ends:
             stalled = self.stalls == _STALLS

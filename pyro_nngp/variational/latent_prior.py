@@ -25,7 +25,7 @@ from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _ACCURACY = 0.03  # square root of the error of the precision of coefficients, in units of 1 / Var f
-_ALONE = 30  # steps to the posterior of each value alone
+_ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
 
 class LatentPrior:
@@ -176,6 +176,8 @@ def alone(
     for _ in range(_ALONE):
         target, precision = gaussian_sites(likelihood, y, loc, spread, total=total)
         spread = 1 / (1 / var + precision)
-        goal = spread * (mean / var + precision * target)
-        loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
+        step = spread * (mean / var + precision * target) - loc
+        loc = loc + torch.minimum(torch.maximum(step, -most), most)
+        if average(step.square() / spread, total) < _STILL**2:
+            break
     return loc, spread
