@@ -38,6 +38,7 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
 from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
 from pyro_nngp.variational.evidence_excess import Excess
+from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.latent_prior import LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
@@ -164,7 +165,7 @@ class CoregionalizedObservations(ObservedGaussian):
         covariance = latent.covariance
         self.covariance.copy_(latent.posterior_covariance(self.precision) if covariance is None else covariance)
 
-    def _correct(self, given: Any) -> None:
+    def _correct(self, given: Any, posterior: FactoredPosterior | None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
             prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
             return self._posterior(given, prior)

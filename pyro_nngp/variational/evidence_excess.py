@@ -25,7 +25,7 @@ Symbols: N points, K neighbors, L latent functions, P numbers in the parameters.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -35,6 +35,7 @@ from torch.nn.functional import pad
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
@@ -149,9 +150,10 @@ def site_excess(
         prior = prior_factor(bind(kernel), graph, jitter)
         own = (part[:, : graph.num_points] for part in (target, loc, precision))
         parts = list(zip(*own, strict=True))
-        factors = [None if posterior is None else posterior.factor(prior, part[-1].double()) for part in parts]
-        each = zip(parts, factors, strict=True)
-        gradients = [evidence_gradient(prior, *part, factor=factor) for part, factor in each]
+        gradients = []
+        for t, m, tau in parts:
+            factor = None if posterior is None else posterior.factor(cast(VecchiaFactor, prior), tau.double())
+            gradients.append(evidence_gradient(prior, t, m, tau, factor=factor))
     bound = bind_double(kernel, graph.x.dtype)
     gradient, observed = excess_gradient(parameters, bound, graph, jitter, target, precision, gradients)
     if len(prior) > DENSE_UP_TO:

@@ -98,3 +98,15 @@ def test_a_loaded_state_continues_with_the_same_bits():
     for _ in range(5):
         assert first.step(closure_of(one, rosenbrock)) == second.step(closure_of(other, rosenbrock))
     assert torch.equal(one[0], other[0])
+
+
+def test_the_expected_gain_of_a_quadratic_loss_is_its_distance_from_the_minimum():
+    params = leaves(2.0, -1.0)
+    optimizer = LBFGS(params)
+    closure = closure_of(params, lambda x, y: (x**2).sum() + 2 * y**2)
+    optimizer.step(closure)
+    assert LBFGS(params).expected_gain == math.inf
+    loss = optimizer.step(closure)
+    loss = optimizer.step(closure)  # two pairs determine the curvature of two coordinates
+    assert loss > 1e-9
+    assert optimizer.expected_gain == pytest.approx(loss, rel=0.5)
