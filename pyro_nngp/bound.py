@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._autograd import is_transformed
 from pyro_nngp._checks import fail
-from pyro_nngp._versions import Versions
+from pyro_nngp._versions import Attributes, Versions
 from pyro_nngp.coefficients import Trend
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.hyperparameters.priors import site_name
@@ -25,6 +25,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.means import ConstantMean
 
+_PARTS = "likelihood", "kernel", "mean"
 _PROBES = 8  # points whose covariances identify a function
 
 
@@ -114,10 +115,9 @@ def read(owner: Any, values: Values, is_median: bool = False) -> Bound:
 
 def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
     def part(name: str) -> Any:
-        module = owner._modules.get(name, owner.__dict__.get(name))  # reading an attribute would fire statements
-        return plain(module, _make_name(owner._pyro_name, name), get)
+        return plain(_part(owner, name), _make_name(owner._pyro_name, name), get)
 
-    likelihood, kernel, mean = part("likelihood"), part("kernel"), part("mean")
+    likelihood, kernel, mean = map(part, _PARTS)
     kernels = [] if kernel is None else list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]
     others = {}
     for name in (*owner._hyperparameters, *owner._points):
@@ -138,15 +138,24 @@ def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
         is_median,
         others,
         type(owner).__name__,
-        versions=_versions(owner, kernels, covariances) if is_median and not is_transformed() else None,
+        versions=versions_of(owner) if is_median and not is_transformed() else None,
     )
 
 
-def _versions(owner: Any, kernels: list[Any], covariances: tuple[Covariance, ...]) -> Versions:
+def versions_of(owner: Any) -> Versions:
     """The state of a method; of a kernel that is a function, its covariances at some rows."""
+    parts = [_part(owner, name) for name in (*_PARTS, *owner._hyperparameters, *owner._points)]
+    kernels = list(parts[1]) if isinstance(parts[1], nn.ModuleList) else [parts[1]]
+    functions = [bind(kernel) for kernel in kernels if kernel is not None and not isinstance(kernel, nn.Module)]
     some = owner.x[:_PROBES]
-    functions = [cov for kernel, cov in zip(kernels, covariances, strict=True) if not isinstance(kernel, nn.Module)]
-    return Versions.of(owner, owner.jitter, [cov(some, some).tolist() for cov in functions])
+    modules = (module for part in parts if isinstance(part, nn.Module) for module in part.modules())
+    values = [cov(some, some).tolist() for cov in functions]
+    return Versions.of(owner, owner.jitter, owner.latent_shape, Attributes(modules), values, *parts)
 
 
-__all__ = ["Bound", "read", "read_program"]
+def _part(owner: Any, name: str) -> Any:
+    """A part of a method; reading an attribute would fire statements."""
+    return owner._modules.get(name, owner.__dict__.get(name))
+
+
+__all__ = ["Bound", "read", "read_program", "versions_of"]

@@ -6,7 +6,7 @@ import pickle
 import torch
 from torch import nn
 
-from pyro_nngp._versions import Versions
+from pyro_nngp._versions import Attributes, Kept, Versions
 
 
 def layer():
@@ -42,3 +42,32 @@ def test_copies_are_states_of_other_tensors():
     versions = Versions.of(layer())
     for again in (copy.deepcopy(versions), pickle.loads(pickle.dumps(versions))):
         assert again != versions
+
+
+def test_a_result_is_kept_until_the_versions_differ():
+    module, calls = layer(), []
+    kept = Kept()
+
+    def find():
+        calls.append(len(calls))
+        return calls[-1]
+
+    for _ in range(2):
+        assert kept.get(Versions.of(module), find) == 0
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert kept.get(Versions.of(module), find) == 1
+    assert kept.get(None, find) == 2
+    assert copy.deepcopy(kept).get(Versions.of(module), find) == 3
+
+
+def test_attributes_are_compared_by_object_and_tensors_by_their_state():
+    module = layer()
+    module.smoothness, module.scale = 2.5, torch.ones(1)
+    before = Attributes([module])
+    assert before == Attributes([module])
+    module.smoothness = 1.5
+    assert before != Attributes([module])
+    module.smoothness, before = 2.5, Attributes([module])
+    module.scale.add_(1)
+    assert before != Attributes([module])

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_nngp._autograd import is_transformed
 from pyro_nngp._checks import (
     check_int,
     check_memory,
@@ -27,7 +28,8 @@ from pyro_nngp._checks import (
     undefined,
 )
 from pyro_nngp._random import seeded
-from pyro_nngp.bound import Bound, read
+from pyro_nngp._versions import Kept
+from pyro_nngp.bound import Bound, read, versions_of
 from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.rows import ShardedRows
@@ -192,10 +194,22 @@ class Method(GPModule):
     def bound(self) -> Bound:
         """The present hyperparameters as values; those with priors at the median of their guide.
 
-        They serve outside of Pyro: ``gp.bound().kernel`` plots a covariance function, for instance.
+        They serve outside of Pyro: ``gp.bound().kernel`` plots a covariance function, for instance. Without gradients
+        they are those of the last call while nothing has changed.
         """
         check_same_sites(type(self).__name__, self, self.hyper_guide)
+        if torch.is_grad_enabled() or is_transformed():
+            return read(self, self.hyper_guide.medians(), is_median=True)
+        return self.kept("bound").get(versions_of(self), self._bound_to_keep)
+
+    @torch.inference_mode(False)  # later gradients may need what is kept
+    @torch.no_grad()
+    def _bound_to_keep(self) -> Bound:
         return read(self, self.hyper_guide.medians(), is_median=True)
+
+    def kept(self, name: str) -> Kept:
+        """A result that is kept until the method changes."""
+        return self.__dict__.setdefault("_kept", {}).setdefault(name, Kept())
 
     def _bound_of_plans(self) -> Bound:
         """Hyperparameters for what no posterior draw changes, such as neighbors.

@@ -11,13 +11,12 @@ Coefficients with a normal prior have a posterior from all points: the prior's p
 (:mod:`pyro_nngp.coefficients`).
 
 The covariance under a flat prior follows from the hyperparameters. It is found when a prediction first needs it, and
-kept (:class:`TrendCache`); its gradient in the hyperparameters is computed when it is asked for. With q(u), which does
-not follow hyperparameters, it has none.
+kept (:class:`~pyro_nngp._versions.Kept`); its gradient in the hyperparameters is computed when it is asked for. With
+q(u), which does not follow hyperparameters, it has none.
 
 Cost: O(K^3) for each of these points.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp._versions import Versions
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend, condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
@@ -93,22 +91,6 @@ def normal_equations(
     return (a.mT @ a).expand(*right.shape, a.shape[-1]), right
 
 
-class TrendCache:
-    """The coefficients that predictions of a method integrate over, kept while nothing changes; copies start empty."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Versions | None, Trend | None] | None = None
-
-    def get(self, versions: Versions | None, find: Callable[[], Trend | None]) -> Trend | None:
-        """What `find` returned when the method was last of these versions; None finds anew."""
-        if self._known is None or versions is None or self._known[0] != versions:
-            self._known = versions, find()
-        return self._known[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_known": None}
-
-
 def bound_for_predictions(method: Any) -> Bound:
     """The present hyperparameters, with the coefficients of the mean that predictions integrate over."""
     bound = method.bound()
@@ -118,8 +100,7 @@ def bound_for_predictions(method: Any) -> Bound:
         return replace(bound, trend=method.posterior(bound).find_trend())
     if not bound.mean_function.is_learned:
         return bound
-    cache = method.__dict__.setdefault("_trends", TrendCache())
-    trend = cache.get(bound.versions, lambda: _found(method, bound))
+    trend = method.kept("trend").get(bound.versions, lambda: _found(method, bound))
     if trend is not None and trend.gain is None and torch.is_grad_enabled():
         parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
         trend = replace(trend, root=_Recomputed.apply(method, trend.root, *parameters))
@@ -148,4 +129,4 @@ class _Recomputed(torch.autograd.Function):
         return None, None, *torch.autograd.grad(root, ctx.parameters, gradient, allow_unused=True)
 
 
-__all__ = ["TrendCache", "bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]
+__all__ = ["bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]
