@@ -179,8 +179,9 @@ def check_finite(where: str, arg: str, value: Tensor) -> None:
     """Raise `ValueError` if a floating-point tensor holds NaN or infinity."""
     if value.is_meta and type(value) is Tensor:
         fail(where, arg, "to hold values", "a meta tensor", "Put it on a device that has memory.")
-    bad = int((~torch.isfinite(value)).sum())
-    if bad:
+    finite = torch.isfinite(value)
+    if not finite.all():
+        bad = int((~finite).sum())
         fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
 
 

@@ -160,7 +160,8 @@ def _conditional(
         check_number("nn_conditional", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
     jitter = DEFAULT_JITTER if jitter is None else jitter
     if noise is not None:
-        noise = noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape)).to(x.dtype)
+        same = noise.shape == neighbors.shape
+        noise = (noise if same else noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape))).to(x.dtype)
     arguments = x, points, neighbors, noise, jitter
     is_compiled = cov.radial is not None and enabled()
     w, var = block_conditional(cov, *arguments) if cov.radial is None else radial_conditional(cov.radial, *arguments)

@@ -60,7 +60,8 @@ def radial_conditional(
     lengthscale, variance, dim = kernel.lengthscale.to(x.dtype), kernel.variance.to(x.dtype), x.shape[1]
     smoothness, rest = kernel.smoothness, (neighbors, kernel.profile, jitter)
     given = [value.shape for value in (variance, smoothness) if value is not None]
-    batch = torch.broadcast_shapes(lengthscale.shape[:-1], *given, () if noise is None else noise.shape[:-2])
+    given += [lengthscale.shape[:-1], torch.Size() if noise is None else noise.shape[:-2]]
+    batch = torch.broadcast_shapes(*given) if any(given) else ()
     if not batch:
         return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, smoothness))
     lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(batch).reshape(-1)

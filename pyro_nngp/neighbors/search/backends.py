@@ -29,6 +29,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail, warn
 from pyro_nngp.native import search as compiled
 
+_SIDE_BY_SIDE = 16  # queries that the compiled tree answers together, in any order
 CPU_BLOCK, GPU_BLOCK = 2**21, 2**27  # distances that brute force holds at a time
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -142,7 +143,7 @@ class CompiledTree(Backend):
         return torch.get_num_threads()
 
     def visiting_order(self, queries: Floats) -> Ints:
-        return compiled.spatial_order(queries)
+        return compiled.spatial_order(queries) if len(queries) > _SIDE_BY_SIDE else np.arange(len(queries))
 
     def answer(self, rows: Ints, queries: Floats, limit: Ints, exclude: Ints, index: Ints, value: Floats) -> None:
         """Write the nearest neighbors of some rows of `queries` into those rows of `index` and `value`, (Q, k)."""

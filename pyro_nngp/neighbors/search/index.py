@@ -17,7 +17,7 @@ Symbols: N or P points, Q queries, R rows asked for, D dimensions, k neighbors.
 """
 
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ from pyro_nngp.neighbors.search.on_device import GRID_DIMS, DeviceIndex
 
 BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
 SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
+_MANY = 64  # queries that a progress bar is made for
 LARGEST = 1e150  # larger coordinates have no finite squared distances
 
 
@@ -265,7 +266,15 @@ class SearchIndex:
         return torch.from_numpy(index).to(device), torch.from_numpy(value).to(device)
 
     def _bar(self, total: int) -> tqdm:
-        return tqdm(total=total, desc="nearest neighbors", unit="point", delay=3, disable=not self._progress)
+        if not self._progress or total < _MANY:
+            return _no_bar()
+        return tqdm(total=total, desc="nearest neighbors", unit="point", delay=3)
+
+
+@cache
+def _no_bar() -> tqdm:
+    """A bar that shows nothing."""
+    return tqdm(disable=True)
 
 
 def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
