@@ -1,15 +1,20 @@
-"""Counts and labels beside GPBoost: the same rows, kernel and number of neighbors, both from their defaults.
+"""Counts, labels and Gaussian data beside GPBoost: the same rows, kernel and number of neighbors, both from defaults.
 
-Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana] [--seeds 0] [--out beside_gpboost.md]
+Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-1000 2d-10000] [--seeds 0] [--out FILE]
 
 ``VNNGP`` with Gaussian sites against GPBoost's Vecchia-Laplace approximation: Matérn-3/2 with one lengthscale for each
 of two inputs, K = 20, a constant mean, a random fifth of the rows held out. The negative log density of a held-out
-datum is that of the likelihood for the normal distribution that each reports for f there. Processor time, one thread;
-standard errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; `pip install gpboost`.
+datum is that of the likelihood for the normal distribution that each reports for f there. "2d-N" has N rows of waves
+with Gaussian noise (``profiled_bound.py``), Matérn-5/2, and a row for ``Vecchia``, which integrates f out. Processor
+time, one thread; standard errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; it needs
+`pip install gpboost`.
 """
 
 import argparse
+import re
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +23,25 @@ from rows import commit  # beside this file
 
 import pyro_nngp as nngp
 from pyro_nngp.data import datasets
-from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Poisson
+from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 
 K = 20
 SETS = {"bei_trees": (Poisson, "poisson"), "banana": (Bernoulli, "bernoulli_logit")}
+SIMULATED = re.compile(r"2d-(\d+)")
 NAMES = ("variance", "lengthscale 1", "lengthscale 2")
 
 
+def is_simulated(name):
+    return SIMULATED.fullmatch(name) is not None
+
+
 def split(name, seed):
+    if is_simulated(name):
+        sys.path.append(str(Path(__file__).parents[1] / "speed"))
+        from profiled_bound import simulated
+
+        return simulated(2, False, int(SIMULATED.fullmatch(name)[1]))[:4]
     data = datasets.load(name, torch.float64)
     x, y = data.x[:, :2], data.y.flatten().double()
     held_out = torch.zeros(len(x), dtype=torch.bool)
@@ -34,14 +49,17 @@ def split(name, seed):
     return x[~held_out], y[~held_out], x[held_out], y[held_out]
 
 
-def ours(name, x, y, x_new):
-    """Hyperparameters, moments of f at new places, seconds."""
+def ours(name, x, y, x_new, method=nngp.VNNGP):
+    """Hyperparameters, moments of f at new places (of y with Gaussian noise), seconds."""
     start = time.process_time()
-    gp = nngp.VNNGP(x, y, Matern32(2), SETS[name][0](), num_neighbors=K)
+    kernel, likelihood = (Matern52, Gaussian) if is_simulated(name) else (Matern32, SETS[name][0])
+    gp = method(x, y, kernel(2), likelihood(), num_neighbors=K)
     nngp.fit(gp, progress=False)
     with torch.no_grad():
         moments = gp(x_new)
     seconds = time.process_time() - start
+    if is_simulated(name):
+        moments = moments[0], moments[1] + gp.bound().likelihood.variance.detach()
     kernel = gp.bound().kernel
     return [kernel.variance.item(), *kernel.lengthscale.tolist()], None, moments, seconds
 
@@ -54,8 +72,8 @@ def theirs(name, x, y, x_new):
     model = gpb.GPModel(
         gp_coords=x.numpy(),
         cov_function="matern_ard",
-        cov_fct_shape=1.5,
-        likelihood=SETS[name][1],
+        cov_fct_shape=2.5 if is_simulated(name) else 1.5,
+        likelihood="gaussian" if is_simulated(name) else SETS[name][1],
         gp_approx="vecchia",
         num_neighbors=K,
         num_parallel_threads=1,
@@ -63,28 +81,39 @@ def theirs(name, x, y, x_new):
     constant = np.ones((len(x), 1))
     model.fit(y=y.numpy(), X=constant)
     found = model.predict(
-        gp_coords_pred=x_new.numpy(), X_pred=np.ones((len(x_new), 1)), predict_var=True, predict_response=False
+        gp_coords_pred=x_new.numpy(),
+        X_pred=np.ones((len(x_new), 1)),
+        predict_var=True,
+        predict_response=is_simulated(name),
     )
     seconds = time.process_time() - start
-    table = np.asarray(model.get_cov_pars(std_err=True), float)
+    table = np.asarray(model.get_cov_pars(std_err=True), float)[:, -3:]  # without the variance of the noise
     moments = torch.from_numpy(found["mu"]), torch.from_numpy(found["var"])
     return table[0].tolist(), table[1].tolist(), moments, seconds
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--sets", nargs="+", default=[*SETS, "2d-1000", "2d-10000"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    ours("2d-200", *split("2d-200", 0)[:3])  # imports
     lines = [f"| set | seed | | NLL | s | {' | '.join(NAMES)} |", "|---|---|---|---|---|---|---|---|"]
     for name in args.sets:
         for seed in args.seeds:
             x, y, x_new, y_new = split(name, seed)
-            for label, run in (("VNNGP", ours), ("GPBoost", theirs)):
+            runs = {"VNNGP": ours, "GPBoost": theirs}
+            if is_simulated(name):
+                runs |= {"Vecchia": partial(ours, method=nngp.Vecchia)}
+            for label, run in runs.items():
                 values, errors, moments, seconds = run(name, x, y, x_new)
-                nll = -SETS[name][0]().bind().marginal(*moments).log_prob(y_new).mean().item()
+                if is_simulated(name):
+                    density = torch.distributions.Normal(moments[0], moments[1].sqrt())
+                else:
+                    density = SETS[name][0]().bind().marginal(*moments)
+                nll = -density.log_prob(y_new).mean().item()
                 shown = [f"{value:.4g}" for value in values]
                 if errors is not None:
                     shown = [f"{value} ± {error:.2g}" for value, error in zip(shown, errors, strict=True)]
