@@ -22,6 +22,7 @@ _LONGITUDES, _LATITUDES = ("lon", "long", "lng", "longitude"), ("lat", "latitude
 _VARIES = 1.25  # ratio of the lengths of a degree of longitude at the latitudes of the data
 _ALIKE = 0.95  # cosine above which a degree of longitude counts as long as one of latitude
 _OTHER_UNIT = 100.0  # ratio of spreads
+_QUARTILES = 45.0  # degrees between those of longitudes around the globe; 15 for a column of a telescope's images
 
 
 def warn_of_units(where: str, x: Float[Tensor, "N D"], names: tuple[str, ...] | None, kernel: Any) -> None:
@@ -35,14 +36,14 @@ def warn_of_units(where: str, x: Float[Tensor, "N D"], names: tuple[str, ...] | 
     """
     sample = x.detach()[:: max(1, len(x) // _ROWS)].double()
     shared = _sharing(kernel, x.shape[1])
-    degrees = _named(names) if names else _degrees(sample)
+    degrees = _named(names) if names else _degrees(sample) or _degrees_in_europe(sample, shared)
     problem = None if degrees is None else _distortion(sample, *degrees, shared)
     if degrees is not None and problem:
         a, b = degrees
         warn(
-            f"{where}: columns {a} and {b} of x look like degrees of longitude and latitude; {problem}. Turn them into "
-            f"kilometers in space by pyro_nngp.data.lon_lat(x[:, [{a}, {b}]]), with a kernel such as "
-            "Matern32(3, isotropic=True, active_dims=[0, 1, 2]) for these three columns."
+            f"{where}: columns {a} and {b} of x look like degrees of longitude and latitude; {problem}. Replace them "
+            f"by three columns of kilometers in space, pyro_nngp.data.lon_lat(x[:, [{a}, {b}]]), and leave the kernel "
+            "unset, or give it three columns for two."
         )
     meters = _meters(sample)
     for part in shared:
@@ -79,16 +80,34 @@ def _named(names: tuple[str, ...]) -> tuple[int, int] | None:
     return (longitudes[0], latitudes[0]) if longitudes and latitudes else None
 
 
+def _degrees_in_europe(x: Tensor, shared: list[set[int]]) -> tuple[int, int] | None:
+    """Two columns with a lengthscale of their own, and no other column, with values as in Europe, finer than tenths.
+
+    Other quantities have such values too, but are not given one lengthscale.
+    """
+    fine = ((10 * x - (10 * x).round()).abs() > 1e-3).double().mean(0) > 0.2
+    low, high = x.amin(0), x.amax(0)
+    for pair in (sorted(part) for part in shared if len(part) == 2):
+        for a, b in (pair, pair[::-1]):
+            in_europe = low[a] >= -25 and high[a] <= 60 and low[b] >= 35 and high[b] <= 72
+            span, other = high[a] - low[a], high[b] - low[b]
+            if fine[a] and fine[b] and in_europe and span / 8 <= other <= 2 * span:
+                return a, b
+    return None
+
+
 def _degrees(x: Tensor) -> tuple[int, int] | None:
     """Adjacent columns whose values can hardly be anything but longitude and latitude.
 
     They are finer than tenths, and go around the globe, or lie in the Americas, or east of 60 degrees with latitudes
-    of one sign.
+    of one sign. Longitudes around the globe have quartiles far apart; a symmetric quantity with long tails has not.
     """
     fine = ((10 * x - (10 * x).round()).abs() > 1e-3).double().mean(0) > 0.2
     low, high = x.amin(0), x.amax(0)
+    lower, upper = x.quantile(torch.tensor([0.25, 0.75]).to(x), dim=0)
     for a in range(x.shape[1]):
         around = low[a] >= -180 and high[a] <= 360 and low[a] < -100 and high[a] > 100
+        around = around and upper[a] - lower[a] > _QUARTILES
         part = (low[a] >= -180 and high[a] <= -30) or (low[a] >= 60 and high[a] <= 180)
         for b in (a + 1, a - 1):
             if not (0 <= b < x.shape[1] and fine[a] and fine[b] and low[b] >= -90 and high[b] <= 90):

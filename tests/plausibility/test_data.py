@@ -138,16 +138,22 @@ def test_a_prior_of_the_variance_for_other_units_is_reported(method):
 @pytest.mark.parametrize("name", ["Vecchia", "VNNGP", "SVGP"])
 def test_copies_of_rows_are_reported(name):
     method, settings = METHODS[name]
-    rows = torch.cat([torch.arange(N), torch.arange(N // 5)])
-    with pytest.warns(UserWarning, match=rf"{name}: 17% of the rows are exact copies of others, in x and y\."):
+    rows = torch.cat([torch.arange(N), torch.arange(N // 2)])
+    with pytest.warns(UserWarning, match=rf"{name}: 33% of the rows are exact copies of others, in x and y, "):
         method(X[rows], Y[rows], KERNEL, Gaussian(0.1), **settings)
 
 
 def test_repeated_places_and_labels_are_no_copies():
-    rows = torch.cat([torch.arange(N), torch.arange(N // 5)])
+    rows = torch.cat([torch.arange(N), torch.arange(N // 2)])
     changed = Y[rows] + torch.arange(len(rows)) * 1e-9
     Vecchia(X[rows], changed, KERNEL, num_neighbors=4)
     VNNGP(X[rows], (Y[rows] > 0).to(F64), KERNEL, Bernoulli(), num_neighbors=4)
+
+
+@pytest.mark.parametrize("times", [[N // 6], [N // 3, N // 3]])
+def test_few_copies_and_rows_that_come_very_often_are_not_reported(times):
+    rows = torch.cat([torch.arange(N), torch.arange(N // 6), *(torch.full((each,), 3) for each in times[1:])])
+    Vecchia(X[rows], Y[rows], KERNEL, num_neighbors=4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])

@@ -25,6 +25,7 @@ def build(x, kernel=None):
 
 AMERICA = ((-125, -66), (25, 50))
 COLORADO = ((-109, -101), (36.5, 41.5), (800, 3500))
+BRITAIN = ((-5.7, 1.8), (50, 55.8))
 UTM = ((3.4e5, 6.2e5), (1.45e6, 1.52e6), (0, 24))
 
 
@@ -37,6 +38,8 @@ UTM = ((3.4e5, 6.2e5), (1.45e6, 1.52e6), (0, 24))
         (COLORADO, Matern52(3, isotropic=True), r"share a lengthscale, but a degree of longitude is 0\.7\d as long"),
         (COLORADO, Matern52(3, lengthscale=2.0), "share a lengthscale"),
         (((-179.9, 179.9), (-20, 20)), None, "date line"),
+        (BRITAIN, Matern32(2, isotropic=True), "columns 0 and 1 .* share a lengthscale, but .* is 0.60 as long"),
+        (BRITAIN[::-1], Matern32(2, isotropic=True), "columns 1 and 0 .* share a lengthscale"),
         (UTM, Matern32(3, isotropic=True), r"columns \[0, 1\] .* meters of a projection, .* with columns \[2\]"),
     ],
 )
@@ -66,10 +69,20 @@ def test_names_of_columns_say_more_than_values(name):
         (((-50, 50), (0, 80)), None),
         (((15, 25), (40, 60)), None),  # temperature and humidity
         (((60, 170), (-60, 60)), None),
+        (BRITAIN, None),
+        (((0.5, 4.9), (0.5, 5.7)), Matern32(2, isotropic=True)),  # kilometers
     ],
 )
 def test_ordinary_columns_are_not_reported(ranges, kernel):
     build(scaled(*ranges), kernel)
+
+
+def test_columns_with_long_tails_about_zero_are_no_longitudes():
+    """Third moments of images along an axis of a telescope's pictures, beside an angle in degrees."""
+    x = scaled((0, 1), (0, 90))
+    x[:, 0] = 12 * torch.tan(3.0 * (unit[:, 0] - 0.5))
+    x[:2, 0] = torch.tensor([-150.0, 120.0])
+    build(x)
 
 
 def test_the_cure_is_not_reported():
