@@ -4,6 +4,7 @@ Symbols: P pool of points, B points predicted, K neighbors, L latent functions.
 """
 
 import math
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -88,14 +89,13 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
         best = min(trials, key=lambda trial: trial[0])[1]
         for last in (False, True):
             best = _descend(value, best, near)
-            _safely(value, best, near)  # sets the slots
             if not last:
                 near = _neighbors(problem, stressed=False)
     return (center + _BOUND * (best / _BOUND).tanh())[-1].exp() if problem.learn_noise else noise
 
 
 def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
-    """The result of some steps of L-BFGS, or the start if it is no worse."""
+    """The result of some steps of L-BFGS, or the start if it is no worse; the slots are set to it."""
     moving = shift.clone().requires_grad_()
     before = _safely(value, shift, near)
     optimizer = torch.optim.LBFGS(
@@ -114,11 +114,12 @@ def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
         loss.backward()
         return loss
 
-    try:
+    with suppress(NotPositiveDefiniteError):
         optimizer.step(closure)
-    except NotPositiveDefiniteError:
-        return shift
-    return moving.detach() if _safely(value, moving.detach(), near) <= before else shift
+        if _safely(value, moving.detach(), near) <= before:
+            return moving.detach()
+    _safely(value, shift, near)
+    return shift
 
 
 @torch.no_grad()
