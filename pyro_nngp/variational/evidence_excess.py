@@ -37,6 +37,7 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
+from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.factors import prior_factor
@@ -117,7 +118,7 @@ class EvidenceExcess(nn.Module):
 
 
 class Excess(NamedTuple):
-    """The gradient of the difference in some parameters, and its value, None beyond 1,000 latent values."""
+    """The gradient of the difference in some parameters, and its value; None beyond 1,000 values without a factor."""
 
     gradient: Sequence[Tensor]
     value: float | None
@@ -150,16 +151,18 @@ def site_excess(
         prior = prior_factor(bind(kernel), graph, jitter)
         own = (part[:, : graph.num_points] for part in (target, loc, precision))
         parts = list(zip(*own, strict=True))
-        gradients = []
-        for t, m, tau in parts:
-            factor = None if posterior is None else posterior.factor(cast(VecchiaFactor, prior), tau.double())
-            gradients.append(evidence_gradient(prior, t, m, tau, factor=factor))
+        factors: list[MultifrontalFactor | None] = [None] * len(parts)
+        if posterior is not None:
+            factors = [posterior.factor(cast(VecchiaFactor, prior), tau.double()) for _, _, tau in parts]
+        each = [(t, m, tau, factor) for (t, m, tau), factor in zip(parts, factors, strict=True)]
+        gradients = [evidence_gradient(prior, t, m, tau, factor=factor) for t, m, tau, factor in each]
     bound = bind_double(kernel, graph.x.dtype)
     gradient, observed = excess_gradient(parameters, bound, graph, jitter, target, precision, gradients)
-    if len(prior) > DENSE_UP_TO:
+    if posterior is None and len(prior) > DENSE_UP_TO:
         return Excess(gradient, None)
     with torch.no_grad():
-        return Excess(gradient, sum(float(latent_log_evidence(prior, *part)) for part in parts) - observed)
+        value = sum(float(latent_log_evidence(prior, *one)) for one in each)
+    return Excess(gradient, value - observed)
 
 
 def excess_gradient(

@@ -172,21 +172,27 @@ def number_of_draws(num_values: int) -> int:
 
 
 def latent_log_evidence(
-    prior: Factor, target: Float[Tensor, " N"], loc: Float[Tensor, " N"], precision: Float[Tensor, " N"]
+    prior: Factor,
+    target: Float[Tensor, " N"],
+    loc: Float[Tensor, " N"],
+    precision: Float[Tensor, " N"],
+    factor: MultifrontalFactor | None = None,
 ) -> Float[Tensor, ""]:
-    """log Z by a dense factorization, O(N^3).
+    """log Z.
 
     Args:
         prior: (I - A, V).
         target: t.
         loc: posterior mean m.
         precision: of the sites.
+        factor: of the posterior precision; None makes a dense one, O(N^3).
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
     if isinstance(prior, ShardedFactor):
-        return latent_log_evidence(prior.gathered(), *map(prior.gather, (target, loc, precision)))
-    tril = prior.posterior_tril(precision)
-    log_det = factor_log_det(tril) + prior.var.log().sum() - precision.log().sum()
+        target, loc, precision = (prior.gather(part) for part in (target, loc, precision))
+        return latent_log_evidence(prior.gathered(), target, loc, precision)
+    posterior = factor_log_det(prior.posterior_tril(precision)) if factor is None else factor.log_det
+    log_det = posterior + prior.var.log().sum() - precision.log().sum()
     quadratic = (precision * target * (target - loc)).sum()
     return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
 
@@ -206,12 +212,10 @@ class ExactLogEvidence(torch.autograd.Function):
         target, precision = (part.detach().double() for part in (target, precision))
         factor = last.factor(prior, precision)
         loc = factor.solve(precision * target)
-        log_det = factor.log_det + prior.var.log().sum() - precision.log().sum()
-        quadratic = (precision * target * (target - loc)).sum()
         if any(ctx.needs_input_grad):
             found = _factored(prior, factor)
             ctx.save_for_backward(*_gradient(prior, target, loc, precision, *found))
-        return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
+        return latent_log_evidence(prior, target, loc, precision, factor)
 
     @staticmethod
     @once_differentiable
