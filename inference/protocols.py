@@ -229,6 +229,14 @@ class ReportsDuplicates(Protocol):
 
 
 @runtime_checkable
+class ReportsResiduals(Protocol):
+    """A posterior that predicts each of some rows from the others."""
+
+    def standardized_residuals(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Residuals of y over their standard deviations, and the parts of noise; None where noise is not Gaussian."""
+
+
+@runtime_checkable
 class ScoresDraws(Protocol):
     """A Gaussian-process method with log densities at each posterior draw, for exports."""
 

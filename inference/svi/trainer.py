@@ -33,6 +33,7 @@ from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplicates, check_outcome
+from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.saved_state import check_run, divided, joined
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
@@ -254,6 +255,7 @@ class Trainer:
         if not interrupted and self.ranks.is_first:
             check_outcome(self.method, result)
             check_family(self.method, result)
+            check_tails(self.method)
         return result
 
     def _follow_adam_step(self) -> None:

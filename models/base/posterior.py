@@ -307,16 +307,33 @@ class Observed(Posterior):
 
         If coefficients of the mean are integrated over, the row's own observation is left out of their posterior.
         """
-        loc, var, rest = self._conditional(self.rows.x[rows], at, positions, rows, observed)
-        if self.bound.trend is not None:
-            obs, noise = self.observations(rows)
-            shift, added = self.bound.trend.left_out(rest, obs - loc, var, noise)
-            loc, var = loc + shift, var + added
-        loc, var = torch.broadcast_tensors(loc, var)
+        loc, var = torch.broadcast_tensors(*self._left_out(rows, at, positions, observed))
         likelihood: Likelihood = self.bound.likelihood
         loc, var = (latents_first(likelihood, value) for value in (loc, var))
         density = self.response(loc, var, self.rows.by_row(rows)).log_prob(self.rows.targets(rows))
         return density[..., 0, :] if likelihood.num_latents is not None and loc.dim() > 2 else density
+
+    def _left_out(self, rows: Tensor, at: Tensor, positions: Tensor, observed: Any = None) -> tuple[Tensor, Tensor]:
+        """Moments of f at some rows, given observations as in :meth:`log_density`."""
+        loc, var, rest = self._conditional(self.rows.x[rows], at, positions, rows, observed)
+        if self.bound.trend is None:
+            return loc, var
+        obs, noise = self.observations(rows)
+        shift, added = self.bound.trend.left_out(rest, obs - loc, var, noise)
+        return loc + shift, var + added
+
+    @torch.no_grad()
+    def standardized_residuals(self, rows: Int[Tensor, " B"]) -> tuple[Tensor, Tensor] | None:
+        """Residuals of y from its mean given the nearest others, over their standard deviations; None unless Gaussian.
+
+        Returns:
+            The residuals, (*T, B), and the parts of their variances that are noise. O(K^3) per row.
+        """
+        if not (self.rows.is_whole and self.bound.likelihood.is_gaussian):
+            return None
+        obs, noise = self.observations(rows)
+        loc, var = self._left_out(*self.others(rows, None))
+        return (obs - loc) / (var + noise).sqrt(), noise / (var + noise)
 
     @torch.no_grad()
     def duplicate_dependence(self, rows: Int[Tensor, " B"]) -> DuplicateDependence | None:
