@@ -218,7 +218,7 @@ def _check_index(where: str, given: dict[str, Any]) -> None:
 
 def _index(table: Any) -> Any:
     """The labels of the rows of a table, an index of pandas or a library like it; None if there are none."""
-    if hasattr(table, "dims"):
+    if isinstance(getattr(table, "dims", None), tuple):  # a DataArray; a Dataset is refused later
         return getattr(table, "indexes", {}).get(table.dims[0]) if table.dims else None
     index = getattr(table, "index", None)
     return index if hasattr(index, "equals") else None

@@ -205,6 +205,13 @@ def test_masked_entries_are_refused():
     for call in (lambda: model.fit(hidden, f), lambda: classifier.fit(hidden, f > 0), lambda: trained.predict(hidden)):
         with pytest.raises(ValueError, match="Input X contains NaN"):
             call()
+    for given, name in (((f, y), "sample_weight"), ((y, None), "y")):
+        with pytest.raises(ValueError, match=f"Input {name} contains NaN"):
+            trained.score(X, *given)
+    told = NNGPClassifier(fit_options=QUICK).fit(X, f > 0)
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        told.score(X, np.ma.array(f > 0, mask=gone))
+    assert told.score(X, f > 0) > 0.5
 
 
 def test_weights_go_to_the_method_and_rows_of_weight_0_are_left_out():

@@ -15,6 +15,7 @@ from pyro_nngp.adapters.maps.systems import mapped
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
+_HEADERS = 2**16  # bytes of a file beside its values
 _ENDINGS = {".nc": "h5netcdf", ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
 
 
@@ -42,9 +43,8 @@ def _is_store(path: Path) -> bool:
 def write(dataset: "Dataset", path: Path) -> None:
     """Write a map; an existing file is replaced once writing is complete."""
     scratch = path.with_name(f".{path.name}.new{path.suffix}")
+    _check_space(scratch, dataset.nbytes + _HEADERS)
     if path.suffix == ".nc":
-        if shutil.disk_usage(path.parent).free < dataset.nbytes:  # HDF5 does not recover from a full disk
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         dataset.to_netcdf(scratch, engine="h5netcdf")
     elif path.suffix == ".zarr":
         with warnings.catch_warnings():
@@ -55,6 +55,20 @@ def write(dataset: "Dataset", path: Path) -> None:
     else:
         _write_raster(dataset, scratch)
     os.replace(scratch, path)
+
+
+def _check_space(scratch: Path, size: int) -> None:
+    """Raise ``OSError`` unless a file of this size can be written: HDF5 and GDAL do not recover from a full disk."""
+    if not hasattr(os, "posix_fallocate"):
+        if shutil.disk_usage(scratch.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return
+    trial = scratch.with_name(f"{scratch.name}.space")
+    try:
+        with trial.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def read(path: Path, like: "Dataset") -> "Dataset":

@@ -137,6 +137,13 @@ class NearestNeighborEstimator(BaseEstimator):
             fail(where, "sample_weight", "not zero for two rows or more", f"{keep.sum()} of them", "Weigh more rows.")
         return x[keep], y[keep], weights[keep]
 
+    def _scored(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Any, Any]:
+        """Arguments of ``score``, of which scikit-learn does not see the masks; missing values are errors."""
+        options: dict[str, Any] = {"ensure_2d": False, "dtype": None}
+        if sample_weight is not None:
+            sample_weight = check_array(with_nan(sample_weight), input_name="sample_weight", **options)
+        return with_nan(X), check_array(with_nan(y), input_name="y", **options), sample_weight
+
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
         x = validate_data(self, with_nan(X), reset=False, dtype=np.float64)

@@ -96,6 +96,10 @@ class NNGPClassifier(ClassifierMixin, NearestNeighborEstimator):
         probs = self.predict_proba(X)
         return self.classes_[probs.argmax(-1)]
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Fraction of rows whose most probable class is their label."""
+        return super().score(*self._scored(X, y, sample_weight))
+
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray:
         """Draws of labels from the joint posterior predictive distribution, (P, n_samples)."""
         return self.classes_[super().sample_y(X, n_samples, random_state).astype(int)]

@@ -70,6 +70,10 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
         mean = predictive.mean.movedim(-1, 0).cpu().numpy()
         return (mean, predictive.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Coefficient of determination, R2, of the predictive means."""
+        return super().score(*self._scored(X, y, sample_weight))
+
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
         """Central predictive intervals of y.
 
