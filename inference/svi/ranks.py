@@ -5,10 +5,14 @@ that all processes take the same step and the same decisions. A process draws th
 ones: with B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact
 over an epoch. L-BFGS has the subsamples of a run on one process, of which each process takes its local rows.
 
+Settings and starting values are compared before the first step, by digests: processes that differ would train to a
+mixture without an error.
+
 Cost: one reduction of as many numbers as there are hyperparameters, per evaluation. Symbols: N rows of all processes,
 n local rows, of this process, B rows of a batch.
 """
 
+import hashlib
 from typing import Any
 
 import torch
@@ -16,9 +20,11 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import World
+from pyro_nngp.distributed.world import ProcessError
 from pyro_nngp.inference.protocols import KeepsRows, Trainable, shard_of
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 
+_SHOWN = 4  # differences named in a message
 _PRIME = 1_000_003  # between the seeds of processes
 
 
@@ -103,6 +109,28 @@ class Ranks:
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
 
+    def check_same(self, described: dict[str, str]) -> None:
+        """Raise on all processes unless each has the same descriptions of a run.
+
+        Args:
+            described: settings, and digests of starting values, by name (:mod:`pyro_nngp.inference.identity`).
+
+        Raises:
+            ProcessError: names what differs.
+        """
+        if self.world.size == 1:
+            return
+        codes = {name: _code(f"{name} = {text}") for name, text in described.items()}
+        found, counts = self.world.gather(torch.tensor(list(codes.values()))).unique(return_counts=True)
+        odd = set(found[counts != self.world.size].tolist())
+        if not odd:
+            return
+        names = [f"{name} = {described[name]:.80}" for name, code in codes.items() if code in odd]
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        actual = f"on process {self.world.rank} and not on all, {shown or 'less than on others'}"
+        cure = "Give all the same arguments, and seed what is drawn at random, such as the weights of a network."
+        fail("fit", "settings and starting values", "to be those of all processes", actual, cure, ProcessError)
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
         return flag if self.shard is None else bool(self.world.max(int(flag)))
@@ -176,6 +204,11 @@ class LocalSubsample:
             every = torch.arange(self._shard.num_own)
             self._kept = count, every if chosen is None else _local_numbers(self._shard, chosen)
         return self._kept[1]
+
+
+def _code(text: str) -> int:
+    """A digest of a text in 63 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:

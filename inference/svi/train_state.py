@@ -14,7 +14,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity, without_rows
-from pyro_nngp.inference.protocols import Batched, Program, Solvable, Trainable, total_rows
+from pyro_nngp.inference.protocols import Batched, KeepsRows, Program, Solvable, Trainable, total_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -349,6 +349,12 @@ class TrainState:
         if self.ranks.shard is not None:  # the digest of the data describes the rows of all processes
             descriptions = without_rows(descriptions) | {"data": f"{self.ranks.shard.digest():x}"}
         return {"num_steps": self.num_steps, "run": descriptions}
+
+    def check_processes(self) -> None:
+        """Raise unless all processes have the same settings and starting values."""
+        if isinstance(self.method, KeepsRows) and self.ranks.shard is not None:
+            start = identity(start=self.method.training_state()["shared"])
+            self.ranks.check_same(self.kind["run"] | start | {"num_steps": str(self.num_steps)})
 
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""

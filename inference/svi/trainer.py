@@ -126,6 +126,7 @@ class Trainer:
         self.ranks = self.state.ranks
         self.state.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.state.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
+        self.state.check_processes()
         self.alternating = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []

@@ -120,10 +120,13 @@ class World:
         try:
             operation()
         except RuntimeError as error:
-            cure = "Look for the first error above; torchrun --max-restarts continues from the last checkpoint."
+            cure = (
+                "Look for the first error above; without one a process is stopped, or slower than the timeout of "
+                "join_group. torchrun --max-restarts continues from the last checkpoint."
+            )
             actual = f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
             where = f"process {self.rank} of {self.size}"
-            fail(where, "all processes", "to take part", actual, cure, ProcessError, error)
+            fail(where, "all processes", "to take part in time", actual, cure, ProcessError, error)
 
 
 class Route:
