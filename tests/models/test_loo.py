@@ -394,6 +394,8 @@ def test_leave_one_out_scores_of_labels_use_variables_that_do_not_know_the_label
     torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-5)
     assert gp.leak(torch.arange(size)) == pytest.approx(float(plain.mean() - want.mean()), rel=1e-3)
     assert plain.mean() > found.mean() > resolved.mean()
+    for mean in (gp.leak, gp.score):  # of some rows: that of each
+        assert mean(torch.arange(4)) == pytest.approx(sum(mean(torch.tensor([row])) for row in range(4)) / 4, rel=1e-4)
     assert LOO(x, labels, matern(), Bernoulli(), num_neighbors=5, divergence="posterior").leak(torch.arange(4)) == 0
 
 

@@ -133,6 +133,11 @@ def test_a_prior_of_the_variance_for_other_units_is_reported(method):
         build(100 * Y, 0.05)
     build(100 * Y, 5000.0)
     build(Y / Y.std(), 0.05)  # the choice for standardized data
+    priors = {"lengthscale": 1.0, "variance": 0.05}
+    first, second = (
+        lognormal_priors(Matern52(2).double(), priors | {"variance": variance}, like=X) for variance in (0.05, 5000.0)
+    )
+    method(X, 100 * Y, first + second)  # the kernel with the largest prior counts
 
 
 @pytest.mark.parametrize("name", ["Vecchia", "VNNGP", "SVGP"])

@@ -132,10 +132,10 @@ def test_a_full_disk_is_named_and_the_map_continues(gp, axes, tmp_path, monkeypa
     )
     with files_of_at_most(200), pytest.raises(OSError, match=rf"000000.tile {message} left, got File too large"):
         predict_grid(gp, axes, path=path)
+    full = OSError(errno.ENOSPC, "full")
     for calls_before in (0, 2):  # the arrays of mean and sd have space, the file has none
         with monkeypatch.context() as patch:
             calls = iter([None] * calls_before)
-            full = OSError(errno.ENOSPC, "full")
             patch.setattr(os, "posix_fallocate", lambda *file, calls=calls: next(calls, full) and raises(full))
             with pytest.raises(OSError, match=rf"predict_grid: expected {path} {message} left, got No space left"):
                 predict_grid(gp, axes, path=path)
