@@ -5,17 +5,27 @@ of factorizing them.
 """
 
 import contextlib
+import errno
 import math
 import mmap
+import re
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_nngp._checks import fail
+
+Call = TypeVar("Call", bound=Callable)
+
+_ALLOCATOR = re.compile("allocate memory|bad_alloc|out of memory")
+_SIZE = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]i?B)")
 _LARGE = 2**23
 _KEPT = 2**24
 _REUSED = 2**28
@@ -35,6 +45,44 @@ def block_limit(entries: int) -> Iterator[None]:
         yield
     finally:
         _LIMIT.reset(token)
+
+
+@contextlib.contextmanager
+def memory_errors(where: str, cure: str) -> Iterator[None]:
+    """Raise one ``MemoryError`` with the size and the cure, whichever library runs out of memory in this block.
+
+    The innermost block counts. Functions can be decorated with it.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        text, message = str(error), "to fit into the memory that is left"
+        is_ours = ": expected " in text
+        is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if is_ours or not (is_memory or isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR.search(text)):
+            raise
+        found = _SIZE.search(text)
+        size = "an allocation that failed" if found is None else _in_words(found[1], found[2])
+        fail(where, "the computation", message, size, cure, MemoryError, error)
+
+
+def _in_words(number: str, unit: str) -> str:
+    """Size of an allocation, of bytes in GiB."""
+    return f"{float(number) / 2**30:.3g} GiB in one piece" if unit == "bytes" else f"{number} {unit} in one piece"
+
+
+def names_memory(cure: str) -> Callable[[Call], Call]:
+    """Decorate a method of an object with :func:`memory_errors`, by the names of its class and its own."""
+
+    def decorate(method: Call) -> Call:
+        @wraps(method)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with memory_errors(f"{type(self).__name__}.{method.__name__}", cure):
+                return method(self, *args, **kwargs)
+
+        return cast(Call, run)
+
+    return decorate
 
 
 def at_once(usual: int, row_entries: int) -> int:

@@ -2,9 +2,11 @@
 
 import mmap
 import platform
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,3 +94,34 @@ def test_freed_memory_is_used_again():
     )
     assert before > 2_000
     assert after < before / 10
+
+
+HUGE = 2**50
+
+
+@pytest.mark.parametrize(
+    ("fails", "size"),
+    [
+        (lambda: torch.empty(HUGE), "4.19e+06 GiB in one piece"),
+        (lambda: np.empty(HUGE), "8.00 PiB in one piece"),
+        (lambda: mmap.mmap(-1, 2**55), "an allocation that failed"),
+        (lambda: bytearray(2**60), "an allocation that failed"),
+    ],
+)
+def test_every_allocator_that_fails_gives_one_sentence_with_size_and_cure(fails, size):
+    rest = f"expected the computation to fit into the memory that is left, got {re.escape(size)}. Ask for less."
+    with pytest.raises(MemoryError, match=f"^outer: {rest}$"), memory.memory_errors("outer", "Ask for less."):
+        fails()
+    with (
+        pytest.raises(MemoryError, match=f"^inner: {rest}$"),
+        memory.memory_errors("outer", "No."),
+        memory.memory_errors("inner", "Ask for less."),
+    ):
+        fails()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(2, "no file"), ValueError("other")])
+def test_other_errors_pass(error):
+    with pytest.raises(type(error)) as found, memory.memory_errors("here", "Ask for less."):
+        raise error
+    assert found.value is error

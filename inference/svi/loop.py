@@ -48,6 +48,7 @@ from pyro_nngp._checks import (
     check_seed,
     fail,
 )
+from pyro_nngp._memory import memory_errors
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
@@ -68,6 +69,7 @@ from pyro_nngp.inference.svi.second_start import check_second_start, with_second
 from pyro_nngp.inference.svi.trainer import Trainer
 
 
+@memory_errors("fit", "Pass a smaller batch_size, or build the method with a smaller num_neighbors.")
 def fit(
     method: Any,
     num_steps: int | None = None,

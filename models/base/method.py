@@ -27,6 +27,8 @@ from pyro_nngp._checks import (
     fail,
     undefined,
 )
+from pyro_nngp._locks import exclusive, shared
+from pyro_nngp._memory import names_memory
 from pyro_nngp._random import seeded
 from pyro_nngp._versions import Kept
 from pyro_nngp.bound import Bound, read, versions_of
@@ -53,6 +55,10 @@ from pyro_nngp.storage import save
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_FEWER_POINTS = "Pass fewer points x_new at a time, or a smaller num_neighbors."
+_FEWER_DRAWS = "Ask for fewer draws by num_samples, or pass fewer points x_new at a time."
+_FEWER_ROWS = "Pass fewer rows idx at a time."
 
 
 class Method(GPModule):
@@ -319,6 +325,8 @@ class Method(GPModule):
 
     # Predictions: each reads the hyperparameters once, and passes them down.
 
+    @shared
+    @names_memory(_FEWER_POINTS)
     @at_tables
     def forward(
         self,
@@ -359,6 +367,8 @@ class Method(GPModule):
                 mean, variance = mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
         return mean + added, variance
 
+    @shared
+    @names_memory(_FEWER_POINTS)
     @at_tables
     def predict(
         self,
@@ -401,6 +411,8 @@ class Method(GPModule):
             parts = [each.response(each.shifted(loc, added), spread, by_row) for each, loc, spread in moments]
         return Mixture(parts)
 
+    @shared
+    @names_memory(_FEWER_DRAWS)
     @at_tables
     @torch.no_grad()
     def sample(
@@ -440,6 +452,8 @@ class Method(GPModule):
         with seeded(seed, x_new):
             return predictions.joint_draws(self, where, x_new, num_samples, num_neighbors, seed, samples) + added
 
+    @shared
+    @names_memory(_FEWER_DRAWS)
     @at_tables
     @torch.no_grad()
     def sample_y(
@@ -482,6 +496,7 @@ class Method(GPModule):
             f = self.sample(x_new, num_samples, samples=samples, offset=offset, **options)
             return predictions.draws_of_y(self, where, f, self._new_by_row(x_new, trials, limits), samples)
 
+    @shared
     @at_tables
     @torch.no_grad()
     def predictions_by_draw(
@@ -524,6 +539,8 @@ class Method(GPModule):
 
         return at
 
+    @shared
+    @names_memory(_FEWER_POINTS)
     def joint(
         self,
         x_new: Float[Tensor, "... q D"],
@@ -553,6 +570,8 @@ class Method(GPModule):
         """
         return joint_moments(self, x_new, num_neighbors, fantasies)
 
+    @shared
+    @names_memory(_FEWER_ROWS)
     @torch.inference_mode(False)  # pseudo-observations come from gradients
     @torch.no_grad()
     def loo(
@@ -648,6 +667,7 @@ class Method(GPModule):
 
     _own_state: tuple[str, ...] = ("q",)  # parts that copies for new data do not share
 
+    @exclusive
     def extend(
         self,
         x: Float[Tensor, "P D"] | Table,
@@ -669,13 +689,14 @@ class Method(GPModule):
             ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
             RuntimeError: under ``torch.inference_mode()``.
 
-        Whatever it raises, the method stays as it was.
+        Whatever it raises, the method stays as it was. It waits for predictions of other threads, and these for it.
 
         Cost: the search for the neighbors, and ``solve`` where the method has latent values.
         """
         several_processes.check_whole(self, "extend")
         extension.extend(self, x, y, by_row)
 
+    @shared
     def condition_on(
         self,
         x: Float[Tensor, "P D"] | Table,

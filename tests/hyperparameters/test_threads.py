@@ -213,3 +213,27 @@ def test_copies_have_a_context_of_their_own_that_their_parts_share(copied):
     assert contexts == {id(twin._pyro_context)}
     assert twin._pyro_context is not gp._pyro_context
     assert torch.equal(moments(twin), alone)
+
+
+@pytest.mark.parametrize("method", [Vecchia, VNNGP])
+def test_predictions_see_the_data_before_or_after_an_extension(method):
+    gp = method(X[:40], Y[:40], Matern52(2, lengthscale=0.3), Gaussian(0.1), num_neighbors=5)
+    if method is VNNGP:
+        gp.solve()
+    extended = copy.deepcopy(gp)
+    valid = [moments(extended)]
+    for start in (40, 50):
+        extended.extend(X[start : start + 10], Y[start : start + 10])
+        valid.append(moments(extended))
+
+    def predict():
+        return [moments(gp) for _ in range(6)]
+
+    def append():
+        for start in (40, 50):
+            gp.extend(X[start : start + 10], Y[start : start + 10])
+
+    found = together(predict, append, predict)
+    for each in found[0] + found[2]:
+        assert any(torch.allclose(each, one, rtol=1e-4, atol=1e-5) for one in valid)
+    torch.testing.assert_close(moments(gp), valid[-1], rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
 from pyro_nngp._files import disk_errors
+from pyro_nngp._memory import memory_errors
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.maps.cells import Cells, Tile
 from pyro_nngp.adapters.maps.formats import check_format, read, write
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 Values: TypeAlias = dict[str, Tensor]
 
 
+@memory_errors("predict_grid", "Give path= for a map on the disk, fewer num_draws, or a smaller num_neighbors.")
 def predict_grid(
     gp: Any,
     template: Any,

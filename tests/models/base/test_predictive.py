@@ -13,6 +13,7 @@ from pyro.poutine import reparam
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGPReparam
+from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Kernel, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
@@ -453,3 +454,20 @@ def test_gradients_of_predictions_are_those_of_differences(case):
         parameter.data.copy_(start)
         slope = 0.0 if parameter.grad is None else float((parameter.grad * direction).sum())
         assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-7), name
+
+
+def test_entries_out_of_memory_name_the_argument_that_lowers_it():
+    room = {"is_left": True}
+    gp = Vecchia(X, Y, num_neighbors=3, mean=lambda x: 0 * x[:, 0] if room["is_left"] else torch.empty(2**50))
+    room["is_left"] = False
+    for name, call in {
+        "Vecchia.forward.*x_new": lambda: gp(X_NEW),
+        "Vecchia.predict.*x_new": lambda: gp.predict(X_NEW),
+        "Vecchia.sample.*num_samples": lambda: gp.sample(X_NEW, 2),
+        "Vecchia.loo.*idx": lambda: gp.loo(),
+        "Vecchia.joint.*x_new": lambda: gp.joint(X_NEW),
+        "fit.*batch_size": lambda: fit(gp, 1, progress=False),
+    }.items():
+        where, arg = name.split(".*")
+        with pytest.raises(MemoryError, match=rf"^{where}: expected .* memory that is left, got 4.19e\+06 GiB.*{arg}"):
+            call()

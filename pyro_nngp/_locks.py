@@ -1,0 +1,93 @@
+"""Shared and exclusive access to an object: predictions run side by side, and not while rows are appended.
+
+Locks are kept beside their objects, so that copies, files and descriptions of these do not have them. A forked process
+begins with new ones.
+"""
+
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+Call = TypeVar("Call", bound=Callable)
+
+
+class _Access:
+    """The threads that use an object; a waiting writer goes before new readers."""
+
+    def __init__(self) -> None:
+        self.process, self._changed = os.getpid(), threading.Condition()
+        self._readers: Counter[int] = Counter()
+        self._writer: int | None = None
+        self._waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self._changed:
+            while self._writer not in (None, me) or (self._waiting and not self._readers[me] and self._writer != me):
+                self._changed.wait()
+            self._readers[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers[me] -= 1
+                self._readers += Counter()  # without threads that are done
+                self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting += 1
+            try:
+                while self._writer not in (None, me) or any(n and who != me for who, n in self._readers.items()):
+                    self._changed.wait()
+                before, self._writer = self._writer, me
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writer = before
+                self._changed.notify_all()
+
+
+_ACCESS: "weakref.WeakKeyDictionary[Any, _Access]" = weakref.WeakKeyDictionary()
+_FINDING = threading.Lock()
+
+
+def _access_to(owner: Any) -> _Access:
+    with _FINDING:
+        found = _ACCESS.get(owner)
+        if found is None or found.process != os.getpid():
+            found = _ACCESS[owner] = _Access()
+        return found
+
+
+def shared(method: Call) -> Call:
+    """Let a method run beside other shared ones of the same object, and wait for exclusive ones."""
+
+    @wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _access_to(self).shared():
+            return method(self, *args, **kwargs)
+
+    return cast(Call, run)
+
+
+def exclusive(method: Call) -> Call:
+    """Let a method run alone, among the shared and exclusive ones of the same object in other threads."""
+
+    @wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _access_to(self).exclusive():
+            return method(self, *args, **kwargs)
+
+    return cast(Call, run)
