@@ -21,6 +21,7 @@ LAYERS = (
     "pyro_nngp._files",
     "pyro_nngp._matplotlib",
     "pyro_nngp._keywords",
+    "pyro_nngp._locks",
     "pyro_nngp._masks",
     "pyro_nngp._memory",
     "pyro_nngp._indexing",
