@@ -120,7 +120,7 @@ class Ranks:
         """
         if self.world.size == 1:
             return
-        codes = {name: _code(f"{name} = {text}") for name, text in described.items()}
+        codes = {name: code_of(f"{name} = {text}") for name, text in described.items()}
         found, counts = self.world.gather(torch.tensor(list(codes.values()))).unique(return_counts=True)
         odd = set(found[counts != self.world.size].tolist())
         if not odd:
@@ -206,7 +206,7 @@ class LocalSubsample:
         return self._kept[1]
 
 
-def _code(text: str) -> int:
+def code_of(text: str) -> int:
     """A digest of a text in 63 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 

@@ -42,7 +42,7 @@ class Beside:
         self.other = other
 
     def gather(self, values):
-        return torch.cat([values, torch.tensor([ranks._code(f"{k} = {v}") for k, v in self.other.items()])])
+        return torch.cat([values, torch.tensor([ranks.code_of(f"{k} = {v}") for k, v in self.other.items()])])
 
 
 def test_what_differs_is_named():
