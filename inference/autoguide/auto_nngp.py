@@ -20,6 +20,7 @@ Cost of a call: two runs of the program, and a sparse Cholesky factorization of 
 some dozens of factorizations. Symbols: h hyperparameters in unconstrained space, d Gaussian values.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -36,12 +37,15 @@ from pyro.nn import PyroParam
 from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 from torch.distributions import biject_to, register_kl
+from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_callable, check_number, fail
+from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide import laplace
-from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
+from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril, prior_variances
+from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
+from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
 from pyro_nngp.inference.autoguide.linear_predictor import (
     Blocks,
     Jacobian,
@@ -53,14 +57,14 @@ from pyro_nngp.inference.autoguide.linear_predictor import (
     run_at_leaves,
     value_at,
 )
-from pyro_nngp.inference.autoguide.observations import check_density, observed_sites
+from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, check_density, observed_sites
+from pyro_nngp.inference.diagnostics.calibration import pareto_shape
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
-_PARTICLES = 16  # pairs of draws of phi at which gradients and curvatures are averaged
-_DAMPING = 0.2  # of the mean of phi from step to step
-_NEWTON_STEPS, _HALVINGS, _SETTLED = 50, 12, 1e-3
-_FIXED_POINT_STEPS = 5
+_DAMPING = 0.1  # of the marginals of phi from step to step
+_RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
 _MOST, _ROUNDS, _NEAR = 8, 4, 0.05  # hyperparameters whose mode is found by differences; alternations with z
+_HALVINGS, _GAIN = 6, 1e-2  # of the way to the mode; nats that count as equal
 _IMPOSSIBLE = -1e10
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 
@@ -80,8 +84,8 @@ class AutoNNGP(AutoGuide):
     which the parameters of the data depend linearly, are Gaussian given the other sites. Linear means: the log of a
     rate, the logit of a probability, the mean of a normal distribution. Each observation may read any number of
     processes, each at one point, and one effect of each large set of group effects. Data that depend on a process in
-    other ways are linearized at its mean. All other latent sites are hyperparameters: jointly normal in unconstrained
-    space.
+    other ways are linearized at its posterior mean. All other latent sites are hyperparameters: jointly normal in
+    unconstrained space.
 
     The first call, which needs the data, starts the guide at the mode of up to 8 hyperparameters and the curvature
     there; SVI moves it on to the maximum of the ELBO, in 50 - 100 steps. Later calls ignore their arguments, as those
@@ -102,7 +106,12 @@ class AutoNNGP(AutoGuide):
             plates; if its data do not depend on a process, or one observation depends on several points of it; if the
             distribution of data that depend on a process is not determined by its parameters, or a factor or another
             prior depends on one; if the guide is trained on other data than those of the first call, or called within
-            vectorized plates.
+            vectorized plates, or as a part of an AutoGuideList; if two runs of the program at the same latent values
+            differ, or Pyro's param store holds hyperparameters of another program.
+
+    Warns:
+        UserWarning: if importance weights at the first call, of the first 100 draws after training or in ``quantiles``
+            show that the guide is far from the posterior; if the hyperparameters start at values in Pyro's param store.
 
     Reference: Rue, Martino, Chopin (2009), "Approximate Bayesian inference for latent Gaussian models by using
     integrated nested Laplace approximations", JRSS B.
@@ -119,6 +128,7 @@ class AutoNNGP(AutoGuide):
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
         super().__init__(InitMessenger(init_loc_fn)(model))
         self._program, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide
+        self._draws: list[Weighted] = []  # after training
         self.gaussian: list[str] = []
         self.hyperparameters: list[str] = []
 
@@ -133,6 +143,9 @@ class AutoNNGP(AutoGuide):
             raise
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        if self.master is not None:
+            cure = "Pass it the whole program: sites that are not Gaussian are its hyperparameters."
+            fail("AutoNNGP", "the guide", "of a whole program", "a part of an AutoGuideList", cure)
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         _check_sites(sites)
         self._arguments = args, kwargs
@@ -143,25 +156,62 @@ class AutoNNGP(AutoGuide):
             values = {name: sites[name]["value"].detach() for name in self.hyperparameters}
             starts = [biject_to(s).inv(v) for s, v in zip(self._supports, values.values(), strict=True)]
         self._hyper_shapes = [start.shape for start in starts]
+        stored = False
         if starts:
             loc = torch.cat([start.flatten() for start in starts])
-            self.loc = nn.Parameter(loc)
+            stored = self._is_stored(loc)
+            self.loc = nn.Parameter(loc)  # a value in Pyro's store takes its place
             self.scale = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive)
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
+            values = {name: value for name, _, value in self.unpack(self.loc.detach())}
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves
         trace, observed, jacobian = self._linearize(values, leaves)
+        _check_repeatable(observed, self._linearize(values, leaves)[1])
         for name in self.hyperparameters:
             check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
         processes = {n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(_base(sites[n]), NNGP)}
         self._blocks = Blocks("AutoNNGP", jacobian, processes)
-        for i, each in enumerate(observed):
-            self.register_buffer(f"phi_{i}", each.phi.detach().double().cpu())
-            self.register_buffer(f"spread_{i}", torch.zeros(0, *each.phi.shape, dtype=torch.float64))
-        self._newton(values)
-        self._fixed_point(values)
-        if starts and len(loc) <= _MOST:
-            self._start_hyperparameters()
+        variances = prior_variances(trace, jacobian, self._blocks).split([each.phi.numel() for each in observed])
+        for i, (each, variance) in enumerate(zip(observed, variances, strict=True)):
+            mean, tril = each.start(variance.reshape(each.phi.shape))
+            self.register_buffer(f"phi_{i}", mean)
+            self.register_buffer(f"tril_{i}", tril)
+        with torch.no_grad():
+            q = self._conditional(values)
+            elsewhere = torch.sin(torch.arange(1.0, 1.0 + len(q), dtype=torch.float64))
+            there = [each.phi.detach() for each in self._observed_at(values, q, elsewhere)]
+            self._is_linear = all(map(_near, there, q.phi(elsewhere)))
+            self._set_marginals(averaged_mode(lambda at: self._conditional(values, at), self._marginals()))
+            q = self._to_fixed_point(values)
+            if starts and len(loc) <= _MOST and not stored:
+                q = self._start_hyperparameters(q)
+            warn_of_poor_fit(self._weighted(q, q.draw(ENOUGH)), 0, "the Gaussian given the hyperparameters")
+
+    def _is_stored(self, loc: Float[Tensor, " h"]) -> bool:
+        """Whether Pyro's param store has values of the hyperparameters, which are then taken."""
+        if not self._pyro_context.active:  # of median(), which does not read it
+            return False
+        name, store = self._pyro_get_fullname("loc"), pyro.get_param_store()
+        if name not in store:
+            return False
+        cure = "Call pyro.clear_param_store() before the first call of a new guide."
+        if store[name].shape != loc.shape:
+            shapes = f"{tuple(store[name].shape)}, of another program"
+            fail("AutoNNGP", f"{name!r} in Pyro's param store", f"of shape {tuple(loc.shape)}", shapes, cure)
+        warn(f"AutoNNGP: the hyperparameters start at {name!r} in Pyro's param store. {cure}")
+        return True
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state; particles of phi, in states of earlier versions, become their covariances."""
+        if self.prototype_trace is None and any(name.startswith(prefix) for name in state_dict):
+            cure = "Call the guide with the data: its first call reads the program."
+            fail("AutoNNGP.load_state_dict", "the guide", "after its first call", "a new one", cure)
+        for name in [name for name in state_dict if name.startswith(f"{prefix}spread_")]:
+            spread = state_dict.pop(name)
+            covariance = torch.einsum("sni,snj->nij", spread, spread) / len(spread)
+            state_dict[name.replace("spread_", "tril_")] = covariance_tril(covariance)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _phi_at(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
         """Parameters phi of the data at values and leaves, in one vector."""
@@ -177,76 +227,149 @@ class AutoNNGP(AutoGuide):
             observed = observed_sites("AutoNNGP", trace, list(leaves.values()))
             return trace, observed, Jacobian(torch.cat([each.phi.flatten() for each in observed]), leaves)
 
-    def _moments(self) -> list[tuple[Tensor, Tensor]]:
-        """Mean and particles of phi for each observed site."""
+    def _marginals(self) -> list[Marginals]:
+        """Distributions of phi at which log likelihoods are replaced, for each observed site."""
         count = sum(name.startswith("phi_") for name, _ in self.named_buffers(recurse=False))
-        return [(getattr(self, f"phi_{i}"), getattr(self, f"spread_{i}")) for i in range(count)]
+        return [Marginals(getattr(self, f"phi_{i}"), getattr(self, f"tril_{i}")) for i in range(count)]
+
+    def _set_marginals(self, at: Sequence[Marginals]) -> None:
+        for i, part in enumerate(at):
+            setattr(self, f"phi_{i}", part.mean)
+            setattr(self, f"tril_{i}", part.tril)
 
     def conditional_at(self, latent: Float[Tensor, " h"]) -> ConditionalPosterior:
         """The posterior q(z | theta) at hyperparameters in unconstrained space."""
         return self._conditional({name: value for name, _, value in self.unpack(latent)})
 
-    def _conditional(self, values: Mapping[str, Tensor]) -> ConditionalPosterior:
+    def _conditional(self, values: Mapping[str, Tensor], at: Sequence[Marginals] | None = None) -> ConditionalPosterior:
         """The posterior q(z | theta) at values of the hyperparameters."""
-        return ConditionalPosterior(*self._linearize(values, self._center), self._blocks, self._moments())
+        at = self._marginals() if at is None else at
+        return ConditionalPosterior(*self._linearize(values, self._center), self._blocks, at)
 
-    @torch.no_grad()
-    def _newton(self, values: Mapping[str, Tensor]) -> None:
-        """Move the moments of phi to the mode of z given the first hyperparameters."""
-        leaves = None
-        for _ in range(_NEWTON_STEPS):
-            q, now, length = self._conditional(values), [phi.clone() for phi, _ in self._moments()], 1.0
-            leaves = torch.zeros_like(q.mean) if leaves is None else leaves
-            goal, before = q.phi(q.mean), q.log_joint(leaves, now)
-            for _ in range(_HALVINGS):
-                phi = [torch.lerp(a, b, length) for a, b in zip(now, goal, strict=True)]
-                trial = torch.lerp(leaves, q.mean, length)
-                if q.log_joint(trial, phi) >= before - 1e-6 * abs(before):
-                    break
-                length /= 2
-            leaves = trial
-            self._move(phi, 1.0)
-            if max(float((a - b).abs().max()) for a, b in zip(now, phi, strict=True)) < _SETTLED:
+    def _to_fixed_point(self, values: Mapping[str, Tensor]) -> ConditionalPosterior:
+        """Move the marginals of phi, and the center of programs that are not linear, to their best values."""
+        for i in range(_RECENTERINGS):
+            q, at = fixed_point(lambda at: self._conditional(values, at), self._marginals())
+            self._set_marginals(at)
+            if self._is_linear or self._has_settled(values, q):
                 break
+            self._recenter(q, 1.0 if i < _RECENTERINGS / 2 else 0.5)
+        return q
+
+    def _has_settled(self, values: Mapping[str, Tensor], q: ConditionalPosterior) -> bool:
+        """Whether phi at the mean of q is nearly that of the linear approximation."""
+        means = zip(q.phi(q.mean), self._observed_at(values, q, q.mean), strict=True)
+        return all(float((mean - each.phi.detach().double().cpu()).abs().max()) < _STILL for mean, each in means)
+
+    def _recenter(self, q: ConditionalPosterior, part: float) -> None:
+        """Move the leaves at which the program is linearized towards the mean of q."""
+        goal = q.by_name(q.mean)
+        self._center = {name: torch.lerp(leaf, goal[name].to(leaf), part) for name, leaf in self._center.items()}
+
+    def _observed_at(
+        self, values: Mapping[str, Tensor], q: ConditionalPosterior, leaves: Float[Tensor, " d"]
+    ) -> list[ObservedSite]:
+        """The observed sites at leaves."""
+        center = {name: leaf.to(self._center[name]) for name, leaf in q.by_name(leaves).items()}
+        return self._linearize(values, center)[1]
 
     @torch.no_grad()
-    def _fixed_point(self, values: Mapping[str, Tensor]) -> None:
-        """Draw new particles, and iterate to the mean of phi that agrees with them."""
-        q = self._conditional(values)
-        for i, (mean, draws) in enumerate(zip(q.phi(q.mean), q.phi(q.draw(_PARTICLES)), strict=True)):
-            setattr(self, f"spread_{i}", draws - mean)
-        for _ in range(_FIXED_POINT_STEPS):
-            q = self._conditional(values)
-            self._move(q.phi(q.mean), 0.5)
+    def _start_hyperparameters(self, q: ConditionalPosterior) -> ConditionalPosterior:
+        """Start q(theta) at the mode of the hyperparameters, with the curvature there.
 
-    def _move(self, phi: list[Tensor], part: float) -> None:
-        for (mean, _), new in zip(self._moments(), phi, strict=True):
-            mean.lerp_(new, part)
-
-    def _start_hyperparameters(self) -> None:
-        """Start q(theta) at the mode of the hyperparameters, with the curvature there."""
+        The evidence to be maximized has the factors of the present marginals; the way to its mode is taken as far as
+        the ELBO rises with the factors of the best marginals there.
+        """
+        at, bound = self.loc.clone(), self._bound(self.loc, q)
         for _ in range(_ROUNDS):
-            before = self.loc.detach().double().cpu().numpy().copy()
-            mode, cov = laplace.mode(self._log_evidence, before)
-            with torch.no_grad():
-                self.loc.copy_(torch.from_numpy(mode))
-            self._fixed_point({name: value.detach() for name, _, value in self.unpack(self.loc.detach())})
-            if np.abs(mode - before).max() < _NEAR:
+            mode, cov = laplace.mode(self._log_evidence, at.double().cpu().numpy())
+            marginals, center, step = self._marginals(), self._center, torch.from_numpy(mode).to(at) - at
+            for _ in range(_HALVINGS):
+                try:
+                    trial = self._to_fixed_point({name: value for name, _, value in self.unpack(at + step)})
+                    reached = self._bound(at + step, trial)
+                except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
+                    reached = -math.inf
+                if reached >= bound - _GAIN:
+                    break
+                self._set_marginals(marginals)
+                self._center, step = center, step / 2
+            else:
                 break
+            at, q, bound = at + step, trial, reached
+            if step.abs().max() < _NEAR:
+                break
+        self.loc.copy_(at)
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
+        return q
+
+    def _bound(self, latent: Float[Tensor, " h"], q: ConditionalPosterior) -> float:
+        """Evidence lower bound of q(z | theta), and the log density of theta in unconstrained space."""
+        return q.elbo(q.marginals()) + q.log_hyperprior() + self._volume(latent)
+
+    def _volume(self, latent: Float[Tensor, " h"]) -> float:
+        """Log determinant of the map from unconstrained hyperparameters to their values."""
+        return sum(
+            float(biject_to(support).log_abs_det_jacobian(part, value).sum())
+            for support, (_, part, value) in zip(self._supports, self.unpack(latent), strict=True)
+        )
+
+    def _weighted(self, q: ConditionalPosterior, draws: Float[Tensor, "S d"]) -> Weighted:
+        """Draws of q, weighted by the log likelihood over the factors in its place."""
+        if self._is_linear:
+            return q.log_weights(draws)
+        values = {name: q.trace.nodes[name]["value"] for name in self.hyperparameters}
+        return joined([q.log_weights(each[None], self._observed_at(values, q, each)) for each in draws])
+
+    def _weighted_jointly(
+        self, latent: Float[Tensor, " h"], q: ConditionalPosterior, draws: Float[Tensor, "S d"]
+    ) -> Weighted:
+        """Draws of q at hyperparameters, weighted by the joint density over the guide's."""
+        weights, determined = self._weighted(q, draws)
+        density = q.log_evidence()
+        if self.hyperparameters:
+            density += self._volume(latent) - float(self._hyperparameter_distribution().log_prob(latent))
+        return Weighted(weights + density, determined)
+
+    @torch.no_grad()
+    def khat(self, num_samples: int = 300, progress: bool = True) -> float:
+        r"""Pareto shape :math:`\hat k` of the importance weights of the guide's draws, with the data of the first call.
+
+        Below 0.5 the guide is close to the posterior, above 0.7 it is not, in the joint distribution of all latent
+        values. With thousands of them it is above 0.7 however good their marginals are. It equals
+        :func:`~pyro_nngp.inference.psis_khat` with the model, without running it for each draw.
+
+        Args:
+            num_samples: draws, S, at least 25.
+            progress: show a progress bar if it takes more than a second.
+
+        Raises:
+            ValueError: before the first call of the guide, or for fewer draws.
+
+        Cost: a factorization for each draw, or a single one without hyperparameters.
+        """
+        check_int("AutoNNGP.khat", "num_samples", num_samples, 25)
+        if self.prototype_trace is None:
+            cure = "Call the guide with the data, or train it."
+            fail("AutoNNGP.khat", "the guide", "after its first call", "a new one", cure)
+        if not self.hyperparameters:
+            q = self._conditional({})
+            return pareto_shape(self._weighted_jointly(torch.zeros(0), q, q.draw(num_samples)).log_weights)
+        weights = []
+        for _ in tqdm(range(num_samples), disable=not progress, delay=1, desc="khat", unit="draw"):
+            latent = self._hyperparameter_distribution().sample()
+            q = self.conditional_at(latent)
+            weights.append(self._weighted_jointly(latent, q, q.draw(1)).log_weights)
+        return pareto_shape(torch.cat(weights))
 
     @torch.no_grad()
     def _log_evidence(self, u: Float[np.ndarray, " h"]) -> float:
         """Log density of data and unconstrained hyperparameters, z integrated out."""
-        parts = list(self.unpack(torch.from_numpy(u).to(self.loc)))
-        volume = sum(
-            float(biject_to(support).log_abs_det_jacobian(part, value).sum())
-            for support, (_, part, value) in zip(self._supports, parts, strict=True)
-        )
+        latent = torch.from_numpy(u).to(self.loc)
         try:
-            density = self._conditional({name: value for name, _, value in parts}).log_evidence() + volume
-        except (NotPositiveDefiniteError, ValueError):  # far from the data
+            density = self.conditional_at(latent).log_evidence() + self._volume(latent)
+        except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
             return _IMPOSSIBLE
         return density if np.isfinite(density) else _IMPOSSIBLE
 
@@ -275,11 +398,14 @@ class AutoNNGP(AutoGuide):
             cure = "It needs all data at each step. Build a new guide for other data; take VNNGP for minibatches."
             fail("AutoNNGP", "arguments while training", "as at the first call", "others", cure)
         plates = self._create_plates(*args, **kwargs)
-        values, densities = self._draw_hyperparameters()
+        latent = self._draw_hyperparameters()
+        values, densities = self._at(latent)
         q = self._conditional({name: values[name] for name in self.hyperparameters})
         leaves = pyro.sample(f"_{self._pyro_name}_gaussian", _White(q), infer={"is_auxiliary": True})
         if learning:
-            self._follow(q, leaves)
+            self._follow(q)
+        else:
+            self._check(latent, q, leaves)
         place = colored if torch.is_grad_enabled() else value_at
         own = {name: values[name] for name in self.hyperparameters}
         trace = run_at_leaves(self._program[0], *self._arguments, own, q.by_name(leaves), place)
@@ -294,14 +420,20 @@ class AutoNNGP(AutoGuide):
                 result[name] = pyro.sample(name, _Value(values[name], densities[name], event_dim))
         return result
 
-    def _draw_hyperparameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw the hyperparameters; returns values, and log densities of the maps to them."""
+    def _hyperparameter_distribution(self) -> dist.MultivariateNormal:
+        return dist.MultivariateNormal(self.loc, scale_tril=self.scale[:, None] * self.scale_tril)
+
+    def _draw_hyperparameters(self) -> Float[Tensor, " h"]:
+        """Draw the hyperparameters in unconstrained space."""
+        if not self.hyperparameters:
+            return torch.zeros(0)
+        name = f"_{self._pyro_name}_hyperparameters"
+        return pyro.sample(name, self._hyperparameter_distribution(), infer={"is_auxiliary": True})
+
+    def _at(self, latent: Float[Tensor, " h"]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Values of the hyperparameters, and log densities of the maps to them."""
         values: dict[str, Tensor] = {}
         densities: dict[str, Tensor] = {}
-        if not self.hyperparameters:
-            return values, densities
-        q = dist.MultivariateNormal(self.loc, scale_tril=self.scale[:, None] * self.scale_tril)
-        latent = pyro.sample(f"_{self._pyro_name}_hyperparameters", q, infer={"is_auxiliary": True})
         for (name, part, value), support in zip(self.unpack(latent), self._supports, strict=True):
             density = biject_to(support).inv.log_abs_det_jacobian(value, part)
             own = value.dim() - self.prototype_trace.nodes[name]["fn"].event_dim
@@ -309,13 +441,25 @@ class AutoNNGP(AutoGuide):
         return values, densities
 
     @torch.no_grad()
-    def _follow(self, q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> None:
-        """Move the mean of phi towards that of q, and replace the oldest particle."""
-        means = q.phi(q.mean)
-        for i, (mean, draw) in enumerate(zip(means, q.phi(leaves), strict=True)):
-            spread = getattr(self, f"spread_{i}")
-            setattr(self, f"spread_{i}", torch.cat([spread[1:], (draw - mean)[None]]))
-        self._move(means, _DAMPING)
+    def _check(self, latent: Float[Tensor, " h"], q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> None:
+        """Weigh a draw after training; the first 100 warn if the guide is far from the posterior."""
+        if len(self._draws) < ENOUGH:
+            self._draws.append(self._weighted_jointly(latent, q, leaves[None]))
+            if len(self._draws) == ENOUGH:
+                warn_of_poor_fit(joined(self._draws), latent.numel(), "the guide")
+
+    @torch.no_grad()
+    def _follow(self, q: ConditionalPosterior) -> None:
+        """Move the marginals of phi towards those of q."""
+        self._draws.clear()
+        moved = []
+        for old, new in zip(self._marginals(), q.marginals(), strict=True):
+            step = (new.mean - old.mean)[..., None]
+            around = Marginals(new.mean, covariance_tril(new.tril @ new.tril.mT + (1 - _DAMPING) * step @ step.mT))
+            moved.append(between(old, around, _DAMPING))
+        self._set_marginals(moved)
+        if not self._is_linear:
+            self._recenter(q, _DAMPING)
 
     @torch.no_grad()
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -346,27 +490,34 @@ class AutoNNGP(AutoGuide):
 
         Returns:
             For each site (Q, ...): exact for numbers among the hyperparameters, from 1,024 draws for Gaussian sites.
+
+        Warns:
+            UserWarning: if the guide is far from the posterior.
         """
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         result: dict[str, Tensor] = {}
         draws: dict[str, list[Tensor]] = {name: [] for name in self.gaussian}
+        weighted = []
         levels = torch.tensor(quantiles, dtype=torch.float64)
         count = _HYPER_DRAWS if self.hyperparameters else 1
         latent = None
         if self.hyperparameters:
-            tril = self.scale[:, None] * self.scale_tril
-            ends = dist.Normal(self.loc, tril.norm(dim=-1)).icdf(levels.to(self.loc)[:, None])
+            q_theta = self._hyperparameter_distribution()
+            ends = dist.Normal(self.loc, q_theta.stddev).icdf(levels.to(self.loc)[:, None])
             rows = [{name: value for name, _, value in self.unpack(end)} for end in ends]
             result = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
-            latent = dist.MultivariateNormal(self.loc, scale_tril=tril).sample((count,))
+            latent = q_theta.sample((count,))
         for i in range(count):
-            values = {} if latent is None else {name: value for name, _, value in self.unpack(latent[i])}
+            row = torch.zeros(0) if latent is None else latent[i]
+            values = {name: value for name, _, value in self.unpack(row)}
             q = self._conditional(values)
             every = q.draw(_DRAWS_EACH * _HYPER_DRAWS // count)
+            weighted.append(self._weighted_jointly(row, q, every[: _HYPER_DRAWS // count]))
             for leaves in [q.by_name(every)] if q.is_flat else map(q.by_name, every):
                 for name, value in self._values(q, values, leaves).items():
                     draws[name].append(value if q.is_flat else value[None])
+        warn_of_poor_fit(joined(weighted), 0 if latent is None else latent.shape[-1], "the guide")
         for name, each in draws.items():
             table = torch.cat(each)
             result[name] = table.quantile(levels.to(table), dim=0)
@@ -414,8 +565,26 @@ def _check_sites(sites: Mapping[str, Any]) -> None:
         fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
     discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
     if discrete:
-        cure = "Write data summed over them, such as ZeroInflatedPoisson, or draw with QuickNUTS(model), which sums."
+        cure = (
+            "Write data summed over them, such as ZeroInflatedPoisson or a distribution of your own (docs, mixed "
+            "models), or draw with QuickNUTS(model), which sums."
+        )
         fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
+
+
+def _check_repeatable(once: list[ObservedSite], again: list[ObservedSite]) -> None:
+    """Raise unless two runs at the same latent values have the same distributions of data."""
+    for a, b in zip(once, again, strict=True):
+        phi = a.phi.detach()
+        if not (_near(phi, b.phi.detach()) and _near(a.log_prob(phi), b.log_prob(phi))):
+            cure = "Do not hide latent sites of it by poutine.block, nor draw numbers other than by pyro.sample."
+            actual = "another distribution in a second run at the same values"
+            fail("AutoNNGP", f"observed site {a.name!r}", "determined by the latent sites of the program", actual, cure)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    a, b = (each.detach().double().cpu() for each in (a, b))
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
 
 
 def _same(a: Any, b: Any) -> bool:

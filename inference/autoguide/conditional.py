@@ -1,8 +1,8 @@
 r"""The Gaussian posterior of the Gaussian sites of a program at one value of its hyperparameters.
 
-.. math:: q(z \mid \theta) \propto p(z \mid \theta) \prod_i
-   \exp\!\big( g_i^\top \phi_i - \tfrac12 (\phi_i - \bar\phi_i)^\top H_i (\phi_i - \bar\phi_i) \big),
-   \qquad \phi = \phi_0 + J z .
+.. math:: q(z \mid \theta) \propto p(z \mid \theta) \prod_i t_i(\phi_i), \qquad \phi = \phi_0 + J z ,
+
+with t the exponentials of quadratic functions (:mod:`pyro_nngp.inference.autoguide.observations`).
 
 Values are vectors of leaves (:mod:`pyro_nngp.inference.autoguide.linear_predictor`): those with sparse columns of J
 first, then the dense ones. The root of the precision is that of the prior above :math:`H^{1/2} J`.
@@ -13,19 +13,28 @@ Cost: see :mod:`pyro_nngp.linalg.factored_precision`.
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
-from scipy.sparse import block_diag, bsr_array, csr_array, eye_array, hstack, vstack
+from scipy.linalg import solve_triangular
+from scipy.sparse import block_diag, csr_array, eye_array, vstack
 from torch import Tensor
 
+from pyro_nngp._random import seeded
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.autoguide.fit_check import Weighted
 from pyro_nngp.inference.autoguide.linear_predictor import Blocks, Jacobian, gaussian_base, log_det_root
-from pyro_nngp.inference.autoguide.observations import ObservedSite, Quadratic
+from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, Quadratic
+from pyro_nngp.linalg import cholesky
 from pyro_nngp.linalg.factored_precision import FactoredPrecision
+
+_NUGGET = 1e-12  # of covariances, relative
+_PRIOR_DRAWS = 16
+EXACT_UP_TO, _DRAWS = 500, 64  # sparse values, draws of more of them
 
 
 class ConditionalPosterior:
@@ -36,8 +45,7 @@ class ConditionalPosterior:
         observed: the observed sites that depend on the leaves.
         jacobian: J at these leaves.
         blocks: the structure of J.
-        moments: for each observed site the mean of phi (n, k), and deviations of particles from it (S, n, k), at
-            which the log likelihood is replaced by a quadratic function; without particles it is Laplace's method.
+        at: for each observed site the distribution of phi at which its log likelihood is replaced.
 
     Attributes:
         mean: mean of the leaves, (d,).
@@ -51,29 +59,30 @@ class ConditionalPosterior:
         observed: list[ObservedSite],
         jacobian: Jacobian,
         blocks: Blocks,
-        moments: Sequence[tuple[Tensor, Tensor]],
+        at: Sequence[Marginals],
     ) -> None:
         self.trace, self.observed = trace, observed
         self.sparse_names, self.dense_names = [*blocks.entries], [*blocks.dense]
         self._names = [*self.sparse_names, *self.dense_names]
         self._shapes = [jacobian.leaves[name].shape for name in self._names]
-        sparse, self._dense = blocks.of(jacobian)
-        self._sparse = csr_array(hstack(list(sparse.values())))
-        self._prior = csr_array(block_diag([_prior_root(trace, name, jacobian) for name in sparse]))
-        quadratics = [each.quadratic(_particles(each, *moment)) for each, moment in zip(observed, moments, strict=True)]
-        root = csr_array(block_diag([_block_matrix(each.root()) for each in quadratics]))
-        rows, p = self._prior.shape[0], self._dense.shape[1]
+        self._positions, self._scales, self._dense = blocks.of(jacobian)
+        prior = [_prior_root(trace, name, jacobian) for name in blocks.entries]
+        self._prior = csr_array(block_diag(prior))
+        m, p = self._prior.shape[1], self._dense.shape[1]
+        self._sparse = _table(self._scales, self._positions, m)
+        self._quadratics = [each.quadratic(part) for each, part in zip(observed, at, strict=True)]
+        roots = [each.root().double().cpu().numpy() for each in self._quadratics]
+        above, beside = zip(*map(self._times_root, roots, self._rows()), strict=True)
         self.precision = FactoredPrecision(
-            csr_array(vstack([self._prior, root @ self._sparse, csr_array((p, self._sparse.shape[1]))])),
-            np.concatenate([np.zeros((rows, p)), root @ self._dense, np.eye(p)]),
+            csr_array(vstack([self._prior, *above, csr_array((p, m))])),
+            np.concatenate([np.zeros((self._prior.shape[0], p)), *beside, np.eye(p)]),
         )
-        at = torch.cat([jacobian.leaves[name].detach().flatten() for name in self._names]).double().cpu()
+        leaves = torch.cat([jacobian.leaves[name].detach().flatten() for name in self._names]).double().cpu()
         here = torch.cat([each.phi.detach().double().cpu().flatten() for each in observed])
-        self._phi_at_zero = here - self._product(at)
-        force = [
-            _force(each, mean - start)
-            for each, (mean, _), start in zip(quadratics, moments, self._split(self._phi_at_zero), strict=True)
-        ]
+        self._phi_at_zero = here - self._product(leaves)
+        self._means = [part.mean.double().cpu() for part in at]
+        starts = zip(self._quadratics, self._means, self._split(self._phi_at_zero), strict=True)
+        force = [_force(each, mean - start) for each, mean, start in starts]
         self.mean = self.precision.solve(self._transposed_product(torch.cat(force)))
 
     def __len__(self) -> int:
@@ -112,26 +121,94 @@ class ConditionalPosterior:
         """Draws of the leaves."""
         return self.mean + self.precision.draw(count)
 
-    def log_joint(self, leaves: Float[Tensor, " d"], phi: list[Tensor]) -> float:
-        """Log density of the data at phi and of the leaves, up to a constant."""
-        data = sum(float(e.log_prob(part.to(e.phi)).sum()) for e, part in zip(self.observed, phi, strict=True))
+    def marginals(self) -> list[Marginals]:
+        """Distribution of the parameters of each observed site under q.
+
+        Covariances are exact up to 500 sparse values. Beyond that they are those of 64 draws, from the same random
+        numbers at each call: a smooth function of q.
+        """
+        means = self.phi(self.mean)
+        covariances = self._covariances() if self._sparse.shape[1] <= EXACT_UP_TO else self._covariances_of_draws()
+        return [Marginals(mean, covariance_tril(cov)) for mean, cov in zip(means, covariances, strict=True)]
+
+    def _covariances(self) -> list[Float[Tensor, "n k k"]]:
+        result, slope, tril = [], self.precision.slope(), self.precision.dense_tril()
+        for each, rows in zip(self.observed, self._rows(), strict=True):
+            n, k = each.phi.shape
+            positions = self._positions[rows].reshape(n, -1)
+            scales = (np.eye(k)[:, :, None] * self._scales[rows].reshape(n, 1, k, -1)).reshape(n, k, -1)
+            cov = scales @ self.precision.sparse_covariance(positions) @ scales.swapaxes(1, 2)
+            side = scales @ slope[positions] + self._dense[rows].reshape(n, k, -1)
+            half = solve_triangular(tril, side.reshape(n * k, -1).T, lower=True).T.reshape(n, k, -1)
+            result.append(torch.from_numpy(cov + half @ half.swapaxes(1, 2)))
+        return result
+
+    def _covariances_of_draws(self) -> list[Float[Tensor, "n k k"]]:
+        with seeded(0, torch.empty(0)):
+            deviations = self._split(self._product(self.precision.draw(_DRAWS)))
+        return [torch.einsum("sni,snj->nij", each, each) / _DRAWS for each in deviations]
+
+    def log_prior(self, leaves: Float[Tensor, " d"]) -> float:
+        """Log density of the leaves, without the constant."""
         m = self._sparse.shape[1]
-        prior = np.square(self._prior @ leaves[:m].numpy()).sum() + np.square(leaves[m:].numpy()).sum()
-        return data - float(prior) / 2
+        return -float(np.square(self._prior @ leaves[:m].numpy()).sum() + np.square(leaves[m:].numpy()).sum()) / 2
+
+    def expected_log_likelihood(self, at: Sequence[Marginals]) -> float:
+        """Expected log density of the data."""
+        return sum(float(each.expected_log_prob(part).sum()) for each, part in zip(self.observed, at, strict=True))
+
+    def elbo(self, marginals: Sequence[Marginals]) -> float:
+        """Evidence lower bound of q given the hyperparameters, without their density.
+
+        Args:
+            marginals: those of q.
+        """
+        spread = 0.0  # trace of the covariance times the precision that the data add
+        for each, part in zip(self._quadratics, marginals, strict=True):
+            spread += float((each.curvature.double().cpu() * (part.tril @ part.tril.mT)).sum())
+        divergence = -self.log_prior(self.mean) + (self.precision.log_det() - spread) / 2 + self._log_det_processes
+        return self.expected_log_likelihood(marginals) - divergence
+
+    def log_weights(self, leaves: Float[Tensor, "S d"], observed: list[ObservedSite] | None = None) -> Weighted:
+        """Log density of the data over the factors that replace it, at leaves.
+
+        Args:
+            leaves: draws of q.
+            observed: the observed sites at them, if the data are not linear and there is one draw.
+        """
+        total, determined = torch.zeros(2, len(leaves), dtype=torch.float64)
+        parts = zip(self._quadratics, self._means, self.phi(self.mean), self.phi(leaves), strict=True)
+        for i, (quadratic, center, mean, phi) in enumerate(parts):
+            each = self.observed[i]
+            exact = each.log_prob(phi.to(each.phi)) if observed is None else observed[i].log_prob(observed[i].phi)
+            replaced = quadratic.log_factor((phi - center).to(each.phi))
+            total += (exact - replaced).detach().double().cpu().sum(-1)
+            curvature, distance = quadratic.curvature.double().cpu(), phi - mean
+            determined += torch.einsum("sni,nij,snj->s", distance, curvature, distance)
+        return Weighted(total, determined)
 
     def log_white_prob(self, leaves: Float[Tensor, "*S d"]) -> Float[Tensor, "*S"]:
         """Log density of the independent standard normal values from which the sites are computed."""
         return self.precision.log_prob(leaves - self.mean) + self._log_det_processes
 
     def log_evidence(self) -> float:
-        """Log density of data and hyperparameters: the joint log density minus the one of q, at the mean of q."""
-        density = self.log_joint(self.mean, self.phi(self.mean)) - len(self) * math.log(2 * math.pi) / 2
-        names = {each.name for each in self.observed} | set(self._names)
+        """Log density of hyperparameters and of the factors in place of the data, leaves integrated out.
+
+        Where q is optimal, it is the evidence lower bound and has its gradient in the hyperparameters.
+        """
+        density = self.log_prior(self.mean) - len(self) * math.log(2 * math.pi) / 2
+        for quadratic, mean, phi in zip(self._quadratics, self._means, self.phi(self.mean), strict=True):
+            density += float(quadratic.log_factor((phi - mean).to(quadratic.gradient)).sum())
+        return density + self.log_hyperprior() - float(self.log_white_prob(self.mean))
+
+    def log_hyperprior(self) -> float:
+        """Log density of the other sites of the program."""
+        names, density = {each.name for each in self.observed} | set(self._names), 0.0
         for name, site in self.trace.nodes.items():
             if site["type"] == "sample" and name not in names:
                 log_prob = site["fn"].log_prob(site["value"])
                 density += float(torch.as_tensor(scale_and_mask(log_prob, site["scale"], site["mask"])).sum())
-        return density - float(self.log_white_prob(self.mean))
+        return density
 
     @cached_property
     def _log_det_processes(self) -> float:
@@ -150,16 +227,50 @@ class ConditionalPosterior:
         parts = phi.split([each.phi.numel() for each in self.observed], -1)
         return [part.reshape(*phi.shape[:-1], *e.phi.shape) for part, e in zip(parts, self.observed, strict=True)]
 
+    def _rows(self) -> list[slice]:
+        """Rows of J for each observed site."""
+        ends = np.cumsum([0, *(each.phi.numel() for each in self.observed)])
+        return [slice(*pair) for pair in pairwise(ends)]
 
-def _particles(site: ObservedSite, mean: Tensor, spread: Tensor) -> Float[Tensor, "S n k"]:
-    """Particles in pairs around the mean; the mean alone if there are none."""
-    return (torch.cat([mean + spread, mean - spread]) if len(spread) else mean[None]).to(site.phi)
+    def _times_root(self, root: Float[np.ndarray, "n k k"], rows: slice) -> tuple[csr_array, Float[np.ndarray, "r p"]]:
+        """The sparse and the dense part of H^(1/2) J."""
+        n, k, _ = root.shape
+        scales = (root[:, :, :, None] * self._scales[rows].reshape(n, 1, k, -1)).reshape(n * k, -1)
+        positions = np.repeat(self._positions[rows].reshape(n, -1), k, 0)
+        beside = root @ self._dense[rows].reshape(n, k, -1)
+        return _table(scales, positions, self._sparse.shape[1]), beside.reshape(n * k, -1)
+
+
+def prior_variances(trace: Trace, jacobian: Jacobian, blocks: Blocks) -> Float[Tensor, " r"]:
+    """Rough variances of J z under the prior, from a few draws of the processes."""
+    positions, scales, dense = blocks.of(jacobian)
+    parts = []
+    for name in blocks.entries:
+        base, leaf = gaussian_base(trace.nodes[name]["fn"]), jacobian.leaves[name]
+        square = base.sample((_PRIOR_DRAWS,)).square().mean((0, -1), keepdim=True)[0] if isinstance(base, NNGP) else 1.0
+        parts.append(torch.as_tensor(square).expand(leaf.shape).flatten().double().cpu().numpy())
+    return torch.from_numpy((np.square(scales) * np.concatenate(parts)[positions]).sum(-1) + np.square(dense).sum(-1))
+
+
+def covariance_tril(covariance: Float[Tensor, "n k k"]) -> Float[Tensor, "n k k"]:
+    """Cholesky factors of covariances, which may be singular."""
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    floor = _NUGGET * diagonal.amax(-1, keepdim=True).clamp(min=_NUGGET)
+    return cholesky(covariance + torch.diag_embed(floor.expand_as(diagonal)), 0.0)
+
+
+def _table(values: Float[np.ndarray, "r E"], positions: Int[np.ndarray, "r E"], columns: int) -> csr_array:
+    """A matrix with E entries in each row, zeros among them kept."""
+    r, e = values.shape
+    matrix = csr_array((values.flatten(), positions.flatten(), np.arange(0, r * e + 1, e)), shape=(r, columns))
+    matrix.sum_duplicates()
+    return matrix
 
 
 def _force(quadratic: Quadratic, distance: Float[Tensor, "n k"]) -> Float[Tensor, " r"]:
     """Gradient of the quadratic function at phi_0, given the distance of its center from there."""
     curvature, gradient = quadratic.curvature.double().cpu(), quadratic.gradient.double().cpu()
-    return ((curvature @ distance.cpu()[..., None])[..., 0] + gradient).flatten()
+    return ((curvature @ distance[..., None])[..., 0] + gradient).flatten()
 
 
 def _prior_root(trace: Trace, name: str, jacobian: Jacobian) -> csr_array:
@@ -168,9 +279,3 @@ def _prior_root(trace: Trace, name: str, jacobian: Jacobian) -> csr_array:
     if isinstance(base, NNGP):
         return csr_array(block_diag([factor.root() for factor in base.factor.sets(base.batch_shape)]))
     return csr_array(eye_array(jacobian.leaves[name].numel()))
-
-
-def _block_matrix(blocks: Float[Tensor, "n k k"]) -> csr_array:
-    n, k, _ = blocks.shape
-    table = blocks.double().cpu().contiguous().numpy(), np.arange(n), np.arange(n + 1)
-    return csr_array(bsr_array(table, shape=(n * k, n * k)))

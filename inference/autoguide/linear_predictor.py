@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.distributions import MultivariateNormal, Normal
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
-from scipy.sparse import csr_array
 from torch import Tensor
 from torch.distributions import Independent
 
@@ -164,23 +163,23 @@ class Blocks:
             else:
                 self.dense.append(name)
 
-    def of(self, jacobian: Jacobian) -> tuple[dict[str, csr_array], Float[np.ndarray, "r p"]]:
-        """The sparse blocks of J by name, and its dense columns."""
-        sparse, columns = {}, []
+    def of(
+        self, jacobian: Jacobian
+    ) -> tuple[Int[np.ndarray, "r E"], Float[np.ndarray, "r E"], Float[np.ndarray, "r p"]]:
+        """Positions of the entries that each row reads among all sparse leaves, J there, and the dense columns of J."""
+        positions, scales, columns, first = [], [], [], 0
         for name, entries in self.entries.items():
-            number, rows = entries.shape
-            leaf = jacobian.leaves[name]
+            leaf, number = jacobian.leaves[name], len(entries)
             size = leaf.numel() // number
-            scales = torch.stack([jacobian(name, ones) for ones in _ones(leaf, number)])
-            indices = entries + size * torch.arange(number)[:, None]
-            table = scales.double().cpu().mT.flatten().numpy(), indices.mT.flatten().numpy()
-            pointers = np.arange(0, rows * number + 1, number)
-            sparse[name] = csr_array((*table, pointers), shape=(rows, leaf.numel()))
+            scales += [jacobian(name, ones).double().cpu().numpy() for ones in _ones(leaf, number)]
+            positions += [first + i * size + part.numpy() for i, part in enumerate(entries)]
+            first += leaf.numel()
         for name in self.dense:
             leaf = jacobian.leaves[name]
             each = torch.eye(leaf.numel(), dtype=leaf.dtype, device=leaf.device).reshape(-1, *leaf.shape)
             columns += [jacobian(name, direction).double().cpu().numpy() for direction in each]
-        return sparse, np.stack(columns, -1) if columns else np.zeros((len(jacobian), 0))
+        dense = np.stack(columns, -1) if columns else np.zeros((len(jacobian), 0))
+        return np.stack(positions, -1), np.stack(scales, -1), dense
 
 
 def linear_sites(

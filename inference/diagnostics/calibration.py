@@ -31,6 +31,8 @@ from pyro_nngp.inference._traces import check_all_rows, latent_values, run_at, t
 
 Sites = Mapping[str, Tensor]
 
+_EQUAL = 1e-9  # log weights that differ by rounding
+
 
 @torch.no_grad()
 def psis_khat(
@@ -71,7 +73,7 @@ def psis_khat(
         p = run_at("psis_khat", model, args, kwargs, latent_values(q))
         check_all_rows("psis_khat", p)
         weights.append(float(total_log_prob(p) - total_log_prob(q)))
-    return _tail_shape(torch.tensor(weights, dtype=torch.float64))
+    return pareto_shape(torch.tensor(weights, dtype=torch.float64))
 
 
 def sbc_ranks(
@@ -285,10 +287,10 @@ def _check_transforms(where: str, values: Any) -> None:
         fail(where, "values", "to be numbers in [0, 1], at least one", actual, "Pass what pit or sbc_ranks returns.")
 
 
-def _tail_shape(log_weights: Float[Tensor, " S"]) -> float:
+def pareto_shape(log_weights: Float[Tensor, " S"]) -> float:
     """Pareto shape of the largest weights; their number follows Vehtari, Simpson, Gelman, Yao and Gabry (2024)."""
     ordered = (log_weights - log_weights.max()).sort().values
-    if ordered[0] == 0:
+    if ordered[0] > -_EQUAL:
         return -math.inf
     size = math.ceil(min(len(ordered) / 5, 3 * math.sqrt(len(ordered))))
     cutoff = ordered[-size - 1].clamp(min=math.log(torch.finfo(ordered.dtype).tiny))

@@ -16,17 +16,20 @@ precision on a CPU. Symbols: r rows, m sparse and p dense columns.
 """
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.linalg import cho_solve
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csc_array, csr_array
 from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
+
+_AT_ONCE = 256  # columns of the inverse
 
 
 class FactoredPrecision:
@@ -87,27 +90,35 @@ class FactoredPrecision:
         """Covariance of the values of the dense columns."""
         return cho_solve((self._tril, True), np.eye(self._dense.shape[1]))
 
+    def dense_tril(self) -> Float[np.ndarray, "p p"]:
+        """Cholesky factor of the precision of the values of the dense columns."""
+        return self._tril
+
     def slope(self) -> Float[np.ndarray, "m p"]:
         """Derivative of the conditional mean of the sparse columns' values by the dense columns' values."""
         return -self._solved
 
-    def sparse_covariance(self, columns: Int[np.ndarray, "n k"], at_once: int = 256) -> Float[np.ndarray, "n k k"]:
+    def sparse_covariance(self, columns: Int[np.ndarray, "n k"]) -> Float[np.ndarray, "n k k"]:
         """Covariances among some sparse columns given the dense ones, for each row of `columns`.
 
-        Pairs of columns have to share a row of R, as the columns of a conditional do. Cost: a solution for each column,
-        with memory for `at_once` of them.
+        Pairs of columns have to share a row of R, as the columns of a conditional do.
         """
-        m = self._sparse.shape[1]
-        cov = (self._sparse.T @ self._sparse).tocsc()  # of which the entries are replaced
-        for start in range(0, m, at_once):
-            stop = min(start + at_once, m)
-            block = self._factor.solve(np.eye(m, stop - start, -start))
-            part = slice(cov.indptr[start], cov.indptr[stop])
-            number = np.repeat(np.arange(stop - start), np.diff(cov.indptr[start : stop + 1]))
-            cov.data[part] = block[cov.indices[part], number]
         shape = (*columns.shape, columns.shape[1])
         left, right = np.broadcast_to(columns[:, :, None], shape), np.broadcast_to(columns[:, None, :], shape)
-        return np.asarray(cov[left.ravel(), right.ravel()]).reshape(shape)
+        return np.asarray(self._selected[left.ravel(), right.ravel()]).reshape(shape)
+
+    @cached_property
+    def _selected(self) -> csc_array:
+        """Entries of S^-1 on the pattern of S: a solution for each column."""
+        m = self._sparse.shape[1]
+        entries = _gram(self._sparse)  # of which the values are replaced
+        for start in range(0, m, _AT_ONCE):
+            stop = min(start + _AT_ONCE, m)
+            block = self._factor.solve(np.eye(m, stop - start, -start))
+            part = slice(entries.indptr[start], entries.indptr[stop])
+            number = np.repeat(np.arange(stop - start), np.diff(entries.indptr[start : stop + 1]))
+            entries.data[part] = block[entries.indices[part], number]
+        return entries
 
     def draw(self, count: int) -> Float[Tensor, "S d"]:
         """Draws from N(0, P^-1)."""
@@ -122,11 +133,18 @@ class FactoredPrecision:
 def _cholesky(root: csr_array) -> SuperLU:
     """SuperLU's factors of R' R without pivoting, which equal Cholesky factors up to a diagonal."""
     options = {"SymmetricMode": True, "Equil": False}
-    precision = (root.T @ root).tocsc()
     try:
-        factor = splu(precision, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+        factor = splu(_gram(root), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
     except RuntimeError as cause:
         raise NotPositiveDefiniteError("FactoredPrecision: the sparse columns are linearly dependent.") from cause
     if not (factor.U.diagonal() > 0).all():
         raise NotPositiveDefiniteError("FactoredPrecision: the sparse columns are linearly dependent.")
     return factor
+
+
+def _gram(root: csr_array) -> csc_array:
+    """R' R with all pairs of columns that share a row of R, also where the entry is 0."""
+    ones = csr_array((np.ones(root.nnz), root.indices, root.indptr), shape=root.shape)
+    pattern, values = (ones.T @ ones).tocoo(), (root.T @ root).tocoo()
+    rows, columns = (np.concatenate(each) for each in zip(pattern.coords, values.coords, strict=True))
+    return coo_array((np.append(np.zeros(pattern.nnz), values.data), (rows, columns)), shape=pattern.shape).tocsc()

@@ -46,7 +46,7 @@ def test_covariances_are_parts_of_the_dense_inverse(num_dense):
     torch.testing.assert_close(torch.from_numpy(precision.dense_covariance()), torch.linalg.inv(dense)[8:, 8:])
     linked = (dense[:8, :8] != 0).numpy()
     pairs = np.argwhere(linked)
-    found = torch.from_numpy(precision.sparse_covariance(pairs, at_once=3))
+    found = torch.from_numpy(precision.sparse_covariance(pairs))
     torch.testing.assert_close(found, given[pairs[:, :, None], pairs[:, None, :]])
 
 

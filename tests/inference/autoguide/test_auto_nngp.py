@@ -8,9 +8,12 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoGuideList
 from pyro.optim import Adam
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, to_arviz
+from pyro_nngp.inference import psis_khat
+from pyro_nngp.inference.autoguide import conditional
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.means import LinearMean
@@ -246,6 +249,150 @@ def test_a_coefficient_of_a_process_is_a_hyperparameter():
     guide()
     assert guide.gaussian == ["f", "effect"]
     assert guide.hyperparameters == ["scale", "spread"]
+
+
+def of_mean_and_scale(y, graph):
+    """The mean and the log of the scale are processes, at points that are hardly correlated."""
+
+    def model():
+        prior = NNGP(Matern32(1, variance=number(1.0), lengthscale=number(0.05)), graph)
+        f, s = pyro.sample("f", prior), pyro.sample("s", prior)
+        with pyro.plate("points", len(y)):
+            pyro.sample("y", dist.Normal(f, (s - 1).exp()), obs=y)
+
+    return model
+
+
+def test_a_process_in_the_log_scale_does_not_collapse():
+    """The mode of the joint density has s far below its prior where f fits: the losses were 87 and infinite there."""
+    pyro.set_rng_seed(2)
+    graph = NeighborGraph(torch.rand(40, 1, **NUMBER), 10)
+    prior = NNGP(Matern32(1, variance=number(1.0), lengthscale=number(0.05)), graph)
+    f, s = prior.sample(), prior.sample()
+    model = of_mean_and_scale(f + (s - 1).exp() * torch.randn(40, **NUMBER), graph)
+    guide = AutoNNGP(model)
+    with pytest.warns(UserWarning, match=r"given the hyperparameters is far from the posterior.*Draw with QuickNUTS"):
+        guide()
+    with torch.no_grad():
+        losses = torch.tensor([Trace_ELBO().loss(model, guide) for _ in range(20)])
+    assert 50 < losses.mean() < 57  # 53.5 is the best of a Gaussian, 65 that of independent white values
+    bound = guide.conditional_at(torch.zeros(0)).elbo(guide.conditional_at(torch.zeros(0)).marginals())
+    assert abs(losses.mean() + bound) < 6 * losses.std() / 20**0.5
+    with pytest.warns(UserWarning, match=r"AutoNNGP: the guide is far from the posterior"):
+        Predictive(model, guide=guide, num_samples=100)()
+    with pytest.warns(UserWarning, match=r"AutoNNGP: the guide is far from the posterior"):
+        guide.quantiles([0.5])
+
+
+def unknown_scales(y=Y):
+    """Two hyperparameters."""
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
+    with pyro.plate("points", N):
+        pyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def test_values_in_the_param_store_are_taken(tmp_path):
+    guide = AutoNNGP(unknown_scales)
+    guide()
+    guide.loc.data += 0.1
+    loc, scale = guide.loc.detach().clone(), guide.scale.detach().clone()
+    store = pyro.get_param_store()
+    store.save(tmp_path / "params")
+    store.clear()
+    store.load(tmp_path / "params")
+    again = AutoNNGP(unknown_scales)
+    with pytest.warns(UserWarning, match=r"AutoNNGP: the hyperparameters start at 'AutoNNGP\.loc' in Pyro's param"):
+        again()
+    torch.testing.assert_close(again.loc.detach(), loc, rtol=0, atol=0)
+    torch.testing.assert_close(again.scale.detach(), scale)
+    with pytest.raises(ValueError, match=r"'AutoNNGP\.loc' in Pyro's param store of shape \(1,\), got \(2,\)"):
+        AutoNNGP(poutine.condition(unknown_scales, {"noise": number(0.3)}))()
+
+
+def test_hidden_sites_are_refused():
+    """The posterior of the rest would be that given a new draw of the hidden site at each run."""
+    part = poutine.block(unknown_scales, hide=["noise"])
+    with pytest.raises(ValueError, match=r"'y' determined by the latent sites .* Do not hide"):
+        AutoNNGP(part)()
+    parts = AutoGuideList(unknown_scales)
+    parts.append(AutoNNGP(part))
+    with pytest.raises(ValueError, match=r"the guide of a whole program, got a part of an AutoGuideList\."):
+        parts()
+
+
+def test_khat_is_that_of_importance_weights():
+    guide = AutoNNGP(unknown_scales)
+    with pytest.raises(ValueError, match=r"AutoNNGP\.khat: expected the guide after its first call, got a new one"):
+        guide.khat()
+    with pytest.raises(ValueError, match=r"num_samples >= 25, got 24"):
+        guide.khat(24)
+    guide()
+    pyro.set_rng_seed(0)
+    khat = guide.khat(25, progress=False)
+    pyro.set_rng_seed(0)
+    assert khat == pytest.approx(psis_khat(unknown_scales, guide, num_samples=25, progress=False), abs=1e-6)
+
+
+def test_the_gaussian_of_gaussian_data_has_equal_weights():
+    guide = AutoNNGP(mixed)
+    guide()
+    assert guide.khat(25) == -torch.inf
+
+
+def test_states_of_particles_are_loaded_as_covariances():
+    with pytest.raises(ValueError, match=r"AutoNNGP\.load_state_dict: expected the guide after its first call"):
+        AutoNNGP(hyper).load_state_dict({"phi_0": torch.zeros(N, 1, **NUMBER)})
+    guide = AutoNNGP(hyper)
+    guide()
+    state = guide.state_dict()
+    pyro.clear_param_store()
+    signs = torch.tensor([1.0, -1.0] * 8, **NUMBER)
+    state["spread_0"] = signs[:, None, None] * state.pop("tril_0")[..., 0]
+    again = AutoNNGP(hyper)
+    again()
+    again.tril_0 = again.tril_0 + 1
+    again.load_state_dict(state)
+    torch.testing.assert_close(again.tril_0, guide.tril_0)
+
+
+def squared(noise, y):
+    def model():
+        f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+        pyro.sample("y", dist.Normal(f.square(), noise).to_event(1), obs=y)
+
+    return model
+
+
+def exponential():
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+    pyro.sample("y", dist.Normal(f.exp(), 0.05).to_event(1), obs=Y.exp())
+
+
+def test_data_that_are_not_linear_are_linearized_at_the_posterior():
+    guide = AutoNNGP(exponential)
+    torch.testing.assert_close(guide.median()["f"], Y, rtol=0, atol=0.4)  # at the prior mean it is 1.3
+
+
+def test_a_likelihood_that_no_gaussian_fits_is_reported():
+    """The sign of f is not determined: at its prior mean the data do not depend on it."""
+    with pytest.warns(UserWarning, match=r"is far from the posterior.*guide\.khat\(\)"):
+        AutoNNGP(squared(0.02, Y.square() + 0.5))()
+
+
+def test_covariances_of_many_values_come_from_draws(monkeypatch):
+    guide = AutoNNGP(hyper)
+    guide()
+    q = guide.conditional_at(guide.loc.detach())
+    (exact,) = q.marginals()
+    monkeypatch.setattr(conditional, "EXACT_UP_TO", 0)
+    state = torch.get_rng_state()
+    (first,), (second,) = q.marginals(), q.marginals()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(first.tril, second.tril, rtol=0, atol=0)
+    torch.testing.assert_close(first.mean, exact.mean)
+    torch.testing.assert_close(first.tril, exact.tril, rtol=6 / (2 * 64) ** 0.5, atol=0)
 
 
 def without_process():
