@@ -47,6 +47,14 @@ FEWER = {  # sizes on a page, and in the test
         ("600", "200"),
         ("300", "100"),
     ],
+    "docs/howto/guide_check.md": [
+        ("num_samples=400, warmup_steps=200", "num_samples=4, warmup_steps=4"),
+        ("num_samples=200", "num_samples=5"),
+        ("khat(200", "khat(25"),
+        ("num_samples=99", "num_samples=9"),
+        ("(99", "(9"),
+        (", 3, progress", ", 1, progress"),
+    ],
     "docs/howto/mixed_models.md": [("range(50)", "range(3)"), ("num_samples=100", "num_samples=3"), ("=20)", "=2)")],
     "docs/howto/several_outputs.md": [
         ("fit(gp)", "fit(gp, 3)"),
@@ -185,6 +193,7 @@ SLOW = {  # pages of more than a second, which run on their own before a release
     "docs/howto/cluster.md",
     "docs/howto/gaps.md",
     "docs/howto/gpu.md",
+    "docs/howto/guide_check.md",
     "docs/howto/kernels.md",
     "docs/howto/likelihoods.md",
     "docs/howto/missing_and_offsets.md",
