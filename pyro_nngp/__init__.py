@@ -22,7 +22,7 @@ if _typing.TYPE_CHECKING:
         variational,
     )
     from pyro_nngp.adapters.maps import predict_grid
-    from pyro_nngp.distributions import NNGP, NNGPReparam
+    from pyro_nngp.distributions import NNGP, FullScaleNNGP, NNGPReparam
     from pyro_nngp.inference import AutoNNGP, cross_validate, fit, to_arviz
     from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
@@ -41,6 +41,7 @@ __all__ = [
     "VNNGP",
     "AutoNNGP",
     "CoregionalizedLOO",
+    "FullScaleNNGP",
     "MLLk",
     "NNGPReparam",
     "NeighborGraph",
@@ -63,6 +64,7 @@ __all__ = [
 ]
 _HOME = {
     "AutoNNGP": "inference",
+    "FullScaleNNGP": "distributions",
     "NNGP": "distributions",
     "NNGPReparam": "distributions",
     "NeighborGraph": "neighbors",

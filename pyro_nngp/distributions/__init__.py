@@ -1,5 +1,6 @@
 """Distributions over the values of a function at many points, and the Kullback-Leibler divergence between them."""
 
+from pyro_nngp.distributions.full_scale import FullScaleNNGP
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP, in_plate
 from pyro_nngp.distributions.normal_laplace import NormalLaplace
@@ -10,6 +11,7 @@ from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
 __all__ = [
     "NNGP",
+    "FullScaleNNGP",
     "GeneralizedPareto",
     "InverseGaussian",
     "Mixture",

@@ -1,0 +1,296 @@
+r"""The full-scale prior: a low-rank part from M inducing points, and a nearest-neighbor residual.
+
+With :math:`K_{zz} = L L^\top` at inducing points z and :math:`\varphi(x) = L^{-1} k_z(x)`,
+
+.. math:: f(x) = \varphi(x)^\top \nu + r(x), \quad \nu \sim N(0, I), \qquad
+   \mathrm{cov}\, r(x, x') = k(x, x') - \varphi(x)^\top \varphi(x'),
+
+is the Gaussian process itself. The prior takes the residual r as a nearest-neighbor process, with weights A and
+variances V, so that the values at the data have the covariance
+
+.. math:: \Phi \Phi^\top + (I - A)^{-1} V (I - A)^{-\top} .
+
+Inducing points carry what is smooth and long, neighbors what is near: either alone needs many more. Without inducing
+points it is :class:`~pyro_nngp.distributions.nngp.NNGP`, without neighbors FITC (Snelson and Ghahramani 2006), and with
+K = N-1 neighbors the exact process.
+
+With :math:`W = V^{-1/2} (I - A) \Phi` and whitened values :math:`e = V^{-1/2} (I - A) f`, the matrix inversion lemma
+gives density and posterior of :math:`\nu` by the M x M matrix :math:`G = I + W^\top W`:
+
+.. math:: -2 \log p(f) = e^\top e - e^\top W G^{-1} W^\top e + \log|G| + \log|V| + N \log 2\pi, \qquad
+   \nu \mid f \sim N(G^{-1} W^\top e,\, G^{-1}) .
+
+Conditionals at new points follow as those of a linear trend with a normal prior: with weights w and variance v of r
+given its neighbors and :math:`b = \varphi(x) - \sum_k w_k \varphi(x_k)`,
+
+.. math:: f(x) \mid f \sim N(w^\top f_n + b^\top G^{-1} W^\top e,\; v + b^\top G^{-1} b) .
+
+Observations with Gaussian noise add its variance to that of the residual, at targets and neighbors alike; f is then
+integrated out, as in :class:`~pyro_nngp.models.vecchia.Vecchia`.
+
+Cost: O(N (K^3 + K^2 M + M^2)) time and O(N K (K + M)) memory for a density with its gradient. Symbols: N points, K
+neighbors, M inducing points, P new points.
+
+References: Sang and Huang (2012), "A full scale approximation of covariance functions for large spatial data sets",
+JRSS B; Gyger, Furrer, Sigrist (2025), "Vecchia-inducing-points full-scale approximations for Gaussian processes",
+arXiv:2507.05064.
+"""
+
+import math
+from functools import cached_property
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from pyro_nngp._checks import check_finite, check_new_inputs, check_number, check_same_kind, check_tensor, fail
+from pyro_nngp._indexing import values_at
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.conditionals.inducing import whitened_conditional
+from pyro_nngp.distributions.nngp import draw_appended
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.kernels.base import check_covariance
+from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, cholesky, factor_solve, half_solve
+from pyro_nngp.neighbors import NeighborGraph
+
+
+class FullScaleNNGP(TorchDistribution):
+    r"""Zero-mean full-scale Gaussian process over the values, or noisy observations, at the points of a graph.
+
+    As a site of a program it is sampled by NUTS, and its hyperparameters are learned by SVI or any optimizer. With
+    ``noise`` it is the density of Gaussian data: ``pyro.sample("y", FullScaleNNGP(kernel, graph, z, noise), obs=y)``.
+
+    Args:
+        kernel: a :class:`~pyro_nngp.kernels.Kernel` or a callable ``(..., n, D), (..., m, D) -> (..., n, m)``. Its
+            hyperparameters are read (and its Pyro sites fire) when the distribution is built.
+        graph: the points, their ordering and their neighbors.
+        inducing: inducing points (M, D), constants or values that are learned; M may be 0. A part of the data is a good
+            choice, such as the first M of a maximin ordering.
+        noise: noise variance of the values, of all or of each point (N,); 0 takes the values as f itself.
+        jitter: relative nugget of the process; None takes 1e-6.
+
+    Raises:
+        TypeError: if `graph` is not a NeighborGraph, `kernel` no covariance function, or a value no tensor of floats.
+        ValueError: for other shapes, dtypes or devices than those of the points, a noise below 0, or a kernel of other
+            columns.
+        NotImplementedError: for a kernel whose hyperparameters have batch dimensions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(
+        self,
+        kernel: Any,
+        graph: NeighborGraph,
+        inducing: Float[Tensor, "M D"],
+        noise: float | Float[Tensor, "*N"] = 0.0,
+        *,
+        jitter: float | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        where = "FullScaleNNGP"
+        if not isinstance(graph, NeighborGraph):
+            actual, cure = type(graph).__name__, "Build one from the points."
+            fail(where, "graph", "to be a NeighborGraph", actual, cure, TypeError)
+        check_covariance(where, kernel, graph.x)
+        check_tensor(where, "inducing", inducing)
+        check_same_kind(where, x=graph.x, inducing=inducing)
+        if inducing.dim() != 2 or inducing.shape[1] != graph.x.shape[1]:
+            expectation, cure = f"of shape (M, {graph.x.shape[1]})", "Pass points with the columns of x."
+            fail(where, "inducing", expectation, tuple(inducing.shape), cure)
+        if jitter is not None:
+            check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
+        self.graph, self.inducing, self.noise = graph, inducing, _checked_noise(where, noise, graph.x)
+        self.jitter = DEFAULT_JITTER if jitter is None else jitter
+        self.kernel: Covariance = bind(kernel)
+        if self.kernel.batch_shape:
+            cure = "Build one for each set."
+            actual = f"a batch {tuple(self.kernel.batch_shape)}"
+            fail(where, "hyperparameters", "of one set", actual, cure, NotImplementedError)
+        super().__init__(torch.Size(), graph.x.shape[:1], validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "FullScaleNNGP":
+        """Independent copies, one per index of `batch_shape`, that share what is computed once."""
+        new = self._get_checked_instance(FullScaleNNGP, _instance)
+        new.__dict__.update(self.__dict__, _batch_shape=torch.Size(batch_shape))
+        return new
+
+    def __repr__(self) -> str:
+        return f"FullScaleNNGP({len(self.inducing)} inducing points, {self.graph!r})"
+
+    @cached_property
+    def features(self) -> Float[Tensor, "N M"]:
+        r""":math:`\Phi`, the features :math:`\varphi` at the points of the graph."""
+        return self._features(self.graph.x)
+
+    @cached_property
+    def residual(self) -> VecchiaFactor:
+        """(I - A, V) of the residual, with the noise."""
+        x, near = self.graph.x, self.graph.neighbors
+        w, var = self._residual_conditional(x, self.features, near, *self._points())
+        return VecchiaFactor(w, var + self.noise, near, self.graph.levels())
+
+    @cached_property
+    def _white_features(self) -> Float[Tensor, "M N"]:
+        r""":math:`W^\top`, in float64."""
+        return self.residual.whiten(self.features.mT).double()
+
+    @cached_property
+    def _tril(self) -> Float[Tensor, "M M"]:
+        """Cholesky factor of G, the precision of the low-rank part given all values."""
+        white = self._white_features
+        return cholesky(white @ white.mT + torch.eye(len(white)).to(white), 0.0)
+
+    @property
+    def mean(self) -> Float[Tensor, "*S N"]:
+        """Zero."""
+        return self.graph.x.new_zeros(self._extended_shape())
+
+    def log_prob(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*R"]:
+        """Log density of values at all points, f integrated out if there is noise."""
+        if self._validate_args:
+            self._validate_sample(value)
+        white = self.residual.whiten(value)
+        quadratic = white.square().sum(-1) - half_solve(self._tril, self._linear(white)).square().sum((-2, -1)).to(
+            value
+        )
+        log_det = self.residual.var.log().sum() + 2 * self._tril.diagonal().log().sum().to(value)
+        log_prob = -0.5 * (quadratic + log_det + len(self.graph.x) * math.log(2 * math.pi))
+        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S N"]:
+        """Exact joint draws, with noise if there is any."""
+        shape, x = torch.Size(sample_shape) + self.batch_shape, self.graph.x
+        low = torch.randn(*shape, len(self.inducing), dtype=x.dtype, device=x.device)
+        white = torch.randn(*shape, len(x), dtype=x.dtype, device=x.device)
+        return low @ self.features.mT + self.residual.color(white)
+
+    def predict(
+        self, x_new: Float[Tensor, "P D"], value: Float[Tensor, "*S N"], num_neighbors: int | None = None
+    ) -> Distribution:
+        """Marginal conditionals of f at new points given the values at all points of the graph.
+
+        Args:
+            x_new: new inputs.
+            value: values at ``graph.x``, with noise if the distribution has any.
+            num_neighbors: neighbors per new point; None takes the graph's.
+
+        Returns:
+            Normal of batch shape (..., P).
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(N M^2) at the first call; then O(P (K^3 + K^2 M + M^2)), and one neighbor query per point.
+        """
+        self._check_values("FullScaleNNGP.predict", value)
+        near = self.graph.query(x_new, num_neighbors)
+        features = self._features(x_new)
+        w, var = self._residual_conditional(x_new, features, near, *self._points())
+        rest = (features - (w[..., None, :] @ self.features[near.clamp(min=0)])[..., 0, :]).double()
+        spread = half_solve(self._tril, rest.mT).square().sum(0)
+        low = factor_solve(self._tril, self._linear(self.residual.whiten(value)))
+        loc = (w * values_at(value, near)).sum(-1) + (rest @ low)[..., 0].to(value)
+        return dist.Normal(loc, (var + spread.to(var)).sqrt())
+
+    def sample_new(
+        self, x_new: Float[Tensor, "P D"], value: Float[Tensor, "*S N"], num_neighbors: int | None = None, seed: int = 0
+    ) -> Float[Tensor, "*S P"]:
+        """Joint draws of f at new points given the values at all points of the graph.
+
+        The low-rank part is drawn from its posterior; the residual at each new point is conditioned on its nearest
+        points among the old and the earlier new ones.
+
+        Args:
+            x_new: new inputs.
+            value: values at ``graph.x``, one draw per leading index, with noise if the distribution has any.
+            num_neighbors: neighbors per new point; None takes the graph's.
+            seed: of the order of the new points alone; draws follow the global random state.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: as of :meth:`predict`, and O(P (K + M) + N M) per draw.
+        """
+        check_new_inputs("FullScaleNNGP.sample_new", x_new, self.graph.x)
+        self._check_values("FullScaleNNGP.sample_new", value)
+        _, near = self.graph.extend(x_new, num_neighbors, seed)
+        features, (points, noise), num_old = self._features(x_new), self._points(), len(self.graph.x)
+        points = torch.cat([points, torch.cat([x_new, features], -1)])
+        noise = torch.cat([noise, self._nugget(x_new)])
+        w, var = self._residual_conditional(x_new, features, near, points, noise)
+        low = factor_solve(self._tril, self._linear(self.residual.whiten(value)))
+        low = (low + half_solve(self._tril, torch.randn_like(low), transposed=True)).to(value)[..., 0]
+        old = near < num_old
+        rest = value - low @ self.features.mT
+        loc = ((w * old) * values_at(rest, torch.where(old, near, -1))).sum(-1)
+        return low @ features.mT + draw_appended(w, var, near, loc, num_old)
+
+    def _linear(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S M 1"]:
+        r""":math:`W^\top e`, in float64."""
+        return (white.double() @ self._white_features.mT)[..., None]
+
+    def _features(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B M"]:
+        if not len(self.inducing):
+            return x[:, :0]
+        return whitened_conditional(self.kernel, x, self.inducing, self.jitter)[0]
+
+    def _nugget(self, x: Float[Tensor, "B D"]) -> Float[Tensor, " B"]:
+        return self.jitter * self.kernel.diag(x)
+
+    def _points(self) -> tuple[Float[Tensor, "N _"], Float[Tensor, " N"]]:
+        """The points beside their features, and nugget and noise of each."""
+        return torch.cat([self.graph.x, self.features], -1), self._nugget(self.graph.x) + self.noise
+
+    def _residual_conditional(
+        self, x: Tensor, features: Tensor, near: Tensor, points: Tensor, noise: Tensor
+    ) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+        """Weights and variances of the residual at x, without noise, given that at neighbors, with noise.
+
+        Points carry their features as further columns, so that the covariance of the residual is a function of them.
+        The nugget is one of the process, not relative to the residual, which vanishes at inducing points.
+        """
+        dim, kernel = x.shape[1], self.kernel
+
+        def block(a: Tensor, b: Tensor) -> Tensor:
+            return kernel(a[..., :dim], b[..., :dim]) - a[..., dim:] @ b[..., dim:].mT
+
+        def diag(a: Tensor) -> Tensor:
+            return (kernel.diag(a[..., :dim]) - a[..., dim:].square().sum(-1)).clamp(min=0)
+
+        residual = Covariance(block, diag)
+        w, var = graph_conditional(residual, torch.cat([x, features], -1), points, near, noise, jitter=0.0)
+        return w, var + self._nugget(x)
+
+    def _check_values(self, where: str, value: Tensor) -> None:
+        check_tensor(where, "value", value)
+        check_same_kind(where, x=self.graph.x, value=value)
+        if value.shape[-1:] != self.graph.x.shape[:1]:
+            expectation, cure = f"of shape (..., {len(self.graph.x)})", "Give a value for each point of the graph."
+            fail(where, "value", expectation, tuple(value.shape), cure)
+        check_finite(where, "value", value)
+
+    def _validate_sample(self, value: Any) -> None:
+        self._check_values("FullScaleNNGP.log_prob", value)
+
+
+def _checked_noise(where: str, noise: Any, x: Float[Tensor, "N D"]) -> Float[Tensor, "*N"]:
+    """The noise variance as a tensor, () or (N,)."""
+    if not isinstance(noise, Tensor):
+        check_number(where, "noise", noise, cure="It is a variance.")
+        return x.new_tensor(noise)
+    if noise.shape not in ((), x.shape[:1]):
+        cure = "Give one variance for all points, or one for each."
+        fail(where, "noise", f"of shape () or ({len(x)},)", tuple(noise.shape), cure)
+    if not bool((noise >= 0).all()):
+        fail(where, "noise", "to be >= 0", float(noise.min()), "It is a variance.")
+    return noise.to(x)
+
+
+__all__ = ["FullScaleNNGP"]
