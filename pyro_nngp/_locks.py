@@ -14,10 +14,15 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 Call = TypeVar("Call", bound=Callable)
+PATIENCE = 1.0  # seconds
 
 
 class _Access:
-    """The threads that use an object; a waiting writer goes before new readers."""
+    """The threads that use an object.
+
+    A waiting writer goes before new readers for a second: one may hold what a present reader waits for, such as
+    the random numbers of a training run, so that no thread would ever go on.
+    """
 
     def __init__(self) -> None:
         self.process, self._changed = os.getpid(), threading.Condition()
@@ -29,7 +34,9 @@ class _Access:
     def shared(self) -> Iterator[None]:
         me = threading.get_ident()
         with self._changed:
-            while self._writer not in (None, me) or (self._waiting and not self._readers[me] and self._writer != me):
+            if not self._readers[me] and self._writer != me:
+                self._changed.wait_for(lambda: not self._waiting, PATIENCE)
+            while self._writer not in (None, me):
                 self._changed.wait()
             self._readers[me] += 1
         try:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from pyro_nngp import _locks
 from pyro_nngp._locks import exclusive, shared
 
 
@@ -91,3 +92,15 @@ def test_copies_and_forks_begin_anew():
     meet.wait(5)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert ended(reader)
+
+
+def test_a_new_reader_that_a_present_one_waits_for_is_let_in(monkeypatch):
+    monkeypatch.setattr(_locks, "PATIENCE", 0.1)
+    owner, meet = Owner(), threading.Barrier(2)
+    reader = run(lambda: owner.read(meet))
+    while not owner.inside:
+        pass
+    writer = run(owner.write)
+    writer[0].join(0.05)
+    assert ended([*run(lambda: owner.read(meet)), *reader, *writer])
+    assert owner.log == ["read", "read", "read", "write"]
