@@ -63,8 +63,7 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _DAMPING = 0.1  # of the marginals of phi from step to step
 _RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
-_MOST, _ROUNDS, _NEAR = 8, 4, 0.05  # hyperparameters whose mode is found by differences; alternations with z
-_HALVINGS, _GAIN = 6, 1e-2  # of the way to the mode; nats that count as equal
+_MOST = 8  # hyperparameters whose mode is found by differences
 _IMPOSSIBLE = -1e10
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 
@@ -185,7 +184,7 @@ class AutoNNGP(AutoGuide):
             self._set_marginals(averaged_mode(lambda at: self._conditional(values, at), self._marginals()))
             q = self._to_fixed_point(values)
             if starts and len(loc) <= _MOST and not stored:
-                q = self._start_hyperparameters(q)
+                q = self._start_hyperparameters()
             warn_of_poor_fit(self._weighted(q, q.draw(ENOUGH)), 0, "the Gaussian given the hyperparameters")
 
     def _is_stored(self, loc: Float[Tensor, " h"]) -> bool:
@@ -274,35 +273,31 @@ class AutoNNGP(AutoGuide):
         return self._linearize(values, center)[1]
 
     @torch.no_grad()
-    def _start_hyperparameters(self, q: ConditionalPosterior) -> ConditionalPosterior:
-        """Start q(theta) at the mode of the hyperparameters, with the curvature there.
+    def _start_hyperparameters(self) -> ConditionalPosterior:
+        """Start q(theta) at the largest bound, with the curvature there.
 
-        The evidence to be maximized has the factors of the present marginals; the way to its mode is taken as far as
-        the ELBO rises with the factors of the best marginals there.
+        The evidence with the factors of the best marginals has its gradient, but only near the hyperparameters of these
+        marginals: further away the factors are those of other data, and the evidence may grow without limit.
         """
-        at, bound = self.loc.clone(), self._bound(self.loc, q)
-        for _ in range(_ROUNDS):
-            mode, cov = laplace.mode(self._log_evidence, at.double().cpu().numpy())
-            marginals, center, step = self._marginals(), self._center, torch.from_numpy(mode).to(at) - at
-            for _ in range(_HALVINGS):
-                try:
-                    trial = self._to_fixed_point({name: value for name, _, value in self.unpack(at + step)})
-                    reached = self._bound(at + step, trial)
-                except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
-                    reached = -math.inf
-                if reached >= bound - _GAIN:
-                    break
-                self._set_marginals(marginals)
-                self._center, step = center, step / 2
-            else:
-                break
-            at, q, bound = at + step, trial, reached
-            if step.abs().max() < _NEAR:
-                break
-        self.loc.copy_(at)
+
+        def move(u: Float[np.ndarray, " h"], least: float) -> float:
+            latent, before = torch.from_numpy(u).to(self.loc), (self._marginals(), self._center)
+            try:
+                bound = self._bound(
+                    latent, self._to_fixed_point({name: value for name, _, value in self.unpack(latent)})
+                )
+            except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
+                bound = -math.inf
+            if not bound > least:
+                self._set_marginals(before[0])
+                self._center = before[1]
+            return bound
+
+        mode, cov = laplace.mode(self._log_evidence, self.loc.double().cpu().numpy(), move)
+        self.loc.copy_(torch.from_numpy(mode))
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
-        return q
+        return self._to_fixed_point({name: value for name, _, value in self.unpack(self.loc)})
 
     def _bound(self, latent: Float[Tensor, " h"], q: ConditionalPosterior) -> float:
         """Evidence lower bound of q(z | theta), and the log density of theta in unconstrained space."""

@@ -20,18 +20,28 @@ _CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer poi
 
 
 def mode(
-    log_density: Callable[[np.ndarray], float], start: Float[np.ndarray, " h"]
+    log_density: Callable[[np.ndarray], float],
+    start: Float[np.ndarray, " h"],
+    move: Callable[[np.ndarray, float], float] | None = None,
 ) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, "h h"]]:
-    """The mode, and the inverse of the negative Hessian there, with standard deviations of at most 1."""
-    at, value, cov = start, log_density(start), np.eye(len(start))
+    """The mode, and the inverse of the negative Hessian there, with standard deviations of at most 1.
+
+    Args:
+        log_density: the log density, or what has its gradient and curvature near the last point of `move`.
+        start: where the search begins.
+        move: returns the log density at a point; if it is above its second argument, `log_density` holds around this
+            point from now on. None is `log_density` everywhere.
+    """
+    move = (lambda at, least: log_density(at)) if move is None else move
+    at, value, cov = start, move(start, -np.inf), np.eye(len(start))
     for _ in range(_MOST_STEPS):
-        gradient, cov = _quadratic(log_density, at, value, np.clip(np.sqrt(np.diag(cov)), *_STEPS))
+        gradient, cov = _quadratic(log_density, at, log_density(at), np.clip(np.sqrt(np.diag(cov)), *_STEPS))
         step = cov @ gradient
         if gradient @ step / 2 < _GAIN:
             return at + step, cov
         step *= min(1.0, _FURTHEST / np.abs(step).max())
         for _ in range(_HALVINGS):
-            reached = log_density(at + step)
+            reached = move(at + step, value)
             if reached > value:
                 break
             step = step / 2

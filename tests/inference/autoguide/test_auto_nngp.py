@@ -263,6 +263,7 @@ def of_mean_and_scale(y, graph):
     return model
 
 
+@pytest.mark.slow
 def test_a_process_in_the_log_scale_does_not_collapse():
     """The mode of the joint density has s far below its prior where f fits: the losses were 87 and infinite there."""
     pyro.set_rng_seed(2)
@@ -322,6 +323,7 @@ def test_hidden_sites_are_refused():
         parts()
 
 
+@pytest.mark.slow
 def test_khat_is_that_of_importance_weights():
     guide = AutoNNGP(unknown_scales)
     with pytest.raises(ValueError, match=r"AutoNNGP\.khat: expected the guide after its first call, got a new one"):
@@ -567,3 +569,22 @@ def test_methods_with_a_linear_mean_have_the_exact_posterior():
     torch.testing.assert_close(found, exact[:, 0], rtol=0, atol=6 * 0.4 / 50**0.5)
     idata = to_arviz((gp.model, guide), num_samples=3, progress=False)
     assert idata.posterior["mean.slope"].shape == (1, 3, 2)
+
+
+def test_an_unknown_shape_of_data_is_found():
+    """The factors of the data at one shape, taken at others, have an evidence without limit."""
+    graph = NeighborGraph(torch.rand(40, 2, generator=torch.Generator().manual_seed(0), **NUMBER), 10)
+    y = dist.Gamma(number(2.7), 2.7 * (-2 * torch.sin(6 * graph.x[:, 0])).exp()).sample()
+
+    def model():
+        shape = pyro.sample("shape", dist.LogNormal(number(1.0), 0.5))
+        variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
+        f = pyro.sample("f", NNGP(Matern32(2, variance, number(0.4)), graph))
+        with pyro.plate("data", 40):
+            pyro.sample("y", dist.Gamma(shape, shape * (-f).exp()), obs=y)
+
+    guide = AutoNNGP(model)
+    guide()
+    shape, scale = guide.median()["shape"], guide.scale[guide.hyperparameters.index("shape")]
+    assert 1.5 < shape < 5
+    assert 0.1 < scale < 0.4

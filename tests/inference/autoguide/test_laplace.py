@@ -50,3 +50,23 @@ def test_flat_and_impossible_directions():
     np.testing.assert_allclose(np.diag(cov), [1 / 16, 1.0], rtol=1e-3)
     found, _ = laplace.mode(lambda u: -1e10 if u[0] > 0.55 else -200 * (u[0] - 0.5) ** 2, np.zeros(1))
     assert abs(found[0] - 0.5) < 0.02
+
+
+def test_a_density_that_holds_near_a_point_alone_is_followed_by_moves():
+    """The local density grows without limit away from its point; that of the moves does not."""
+    center = [0.0]
+
+    def exact(u):
+        return float(-8 * (u[0] - 3) ** 2)
+
+    def local(u):
+        return exact(u) + 100 * (u[0] - center[0]) ** 4
+
+    def move(u, least):
+        if exact(u) > least:
+            center[0] = u[0]
+        return exact(u)
+
+    found, cov = laplace.mode(local, np.zeros(1), move)
+    assert abs(found[0] - 3) < 1e-6
+    np.testing.assert_allclose(cov, [[1 / 16]], rtol=0.3)  # the fourth power has a part in the differences
