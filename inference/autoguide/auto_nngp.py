@@ -30,13 +30,13 @@ import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution, constraints
+from pyro.distributions import constraints
 from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroParam
 from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
-from torch.distributions import biject_to, register_kl
+from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
@@ -44,6 +44,7 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide import laplace
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril, prior_variances
+from pyro_nngp.inference.autoguide.drawn_sites import Value, White
 from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
 from pyro_nngp.inference.autoguide.linear_predictor import (
@@ -58,6 +59,7 @@ from pyro_nngp.inference.autoguide.linear_predictor import (
     value_at,
 )
 from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, check_density, observed_sites
+from pyro_nngp.inference.autoguide.program_checks import check_repeatable, check_sites, near, same
 from pyro_nngp.inference.diagnostics.calibration import pareto_shape
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
@@ -146,7 +148,7 @@ class AutoNNGP(AutoGuide):
             cure = "Pass it the whole program: sites that are not Gaussian are its hyperparameters."
             fail("AutoNNGP", "the guide", "of a whole program", "a part of an AutoGuideList", cure)
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
-        _check_sites(sites)
+        check_sites(sites)
         self._arguments = args, kwargs
         self.gaussian = linear_sites(sites, self._phi_at)
         self.hyperparameters = [name for name in sites if name not in self.gaussian]
@@ -166,10 +168,12 @@ class AutoNNGP(AutoGuide):
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves
         trace, observed, jacobian = self._linearize(values, leaves)
-        _check_repeatable(observed, self._linearize(values, leaves)[1])
+        check_repeatable(observed, self._linearize(values, leaves)[1])
         for name in self.hyperparameters:
             check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
-        processes = {n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(_base(sites[n]), NNGP)}
+        processes = {
+            n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(gaussian_base(sites[n]["fn"]), NNGP)
+        }
         self._blocks = Blocks("AutoNNGP", jacobian, processes)
         variances = prior_variances(trace, jacobian, self._blocks).split([each.phi.numel() for each in observed])
         for i, (each, variance) in enumerate(zip(observed, variances, strict=True)):
@@ -180,7 +184,7 @@ class AutoNNGP(AutoGuide):
             q = self._conditional(values)
             elsewhere = torch.sin(torch.arange(1.0, 1.0 + len(q), dtype=torch.float64))
             there = [each.phi.detach() for each in self._observed_at(values, q, elsewhere)]
-            self._is_linear = all(map(_near, there, q.phi(elsewhere)))
+            self._is_linear = all(map(near, there, q.phi(elsewhere)))
             self._set_marginals(averaged_mode(lambda at: self._conditional(values, at), self._marginals()))
             q = self._to_fixed_point(values)
             if starts and len(loc) <= _MOST and not stored:
@@ -389,14 +393,14 @@ class AutoNNGP(AutoGuide):
         learning = torch.is_grad_enabled() and self.training
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        elif learning and not _same((args, kwargs), self._arguments):
+        elif learning and not same((args, kwargs), self._arguments):
             cure = "It needs all data at each step. Build a new guide for other data; take VNNGP for minibatches."
             fail("AutoNNGP", "arguments while training", "as at the first call", "others", cure)
         plates = self._create_plates(*args, **kwargs)
         latent = self._draw_hyperparameters()
         values, densities = self._at(latent)
         q = self._conditional({name: values[name] for name in self.hyperparameters})
-        leaves = pyro.sample(f"_{self._pyro_name}_gaussian", _White(q), infer={"is_auxiliary": True})
+        leaves = pyro.sample(f"_{self._pyro_name}_gaussian", White(q), infer={"is_auxiliary": True})
         if learning:
             self._follow(q)
         else:
@@ -412,7 +416,7 @@ class AutoNNGP(AutoGuide):
                 for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
                 event_dim = site["fn"].event_dim
-                result[name] = pyro.sample(name, _Value(values[name], densities[name], event_dim))
+                result[name] = pyro.sample(name, Value(values[name], densities[name], event_dim))
         return result
 
     def _hyperparameter_distribution(self) -> dist.MultivariateNormal:
@@ -517,79 +521,3 @@ class AutoNNGP(AutoGuide):
             table = torch.cat(each)
             result[name] = table.quantile(levels.to(table), dim=0)
         return result
-
-
-class _White(TorchDistribution):
-    """The independent standard normal values behind the Gaussian sites, in coordinates of the leaves."""
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
-    support = constraints.real_vector
-    has_rsample = True  # gradients do not go through the draw, see the module
-
-    def __init__(self, q: ConditionalPosterior) -> None:
-        self._q = q
-        super().__init__((), (len(q),), validate_args=False)
-
-    def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S d"]:
-        """Draws, without gradients."""
-        shape = torch.Size(sample_shape)
-        return self._q.draw(shape.numel()).reshape(*shape, len(self._q))
-
-    def log_prob(self, value: Float[Tensor, "*S d"]) -> Float[Tensor, "*S"]:
-        """Log density of the white values."""
-        return self._q.log_white_prob(value)
-
-
-class _Value(dist.Delta):
-    """A Delta whose divergence includes its log density, which Pyro's divergence of a Delta leaves out."""
-
-
-@register_kl(_Value, dist.Distribution)
-def _kl_value(q: _Value, p: Any) -> Tensor:
-    return q.log_density - p.log_prob(q.v)
-
-
-def _base(site: Any) -> Any:
-    return gaussian_base(site["fn"])
-
-
-def _check_sites(sites: Mapping[str, Any]) -> None:
-    """Raise unless a program has a process and no discrete latent sites."""
-    if not any(isinstance(_base(site), NNGP) for site in sites.values()):
-        cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch.'
-        fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
-    discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
-    if discrete:
-        cure = (
-            "Write data summed over them, such as ZeroInflatedPoisson or a distribution of your own (docs, mixed "
-            "models), or draw with QuickNUTS(model), which sums."
-        )
-        fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
-
-
-def _check_repeatable(once: list[ObservedSite], again: list[ObservedSite]) -> None:
-    """Raise unless two runs at the same latent values have the same distributions of data."""
-    for a, b in zip(once, again, strict=True):
-        phi = a.phi.detach()
-        if not (_near(phi, b.phi.detach()) and _near(a.log_prob(phi), b.log_prob(phi))):
-            cure = "Do not hide latent sites of it by poutine.block, nor draw numbers other than by pyro.sample."
-            actual = "another distribution in a second run at the same values"
-            fail("AutoNNGP", f"observed site {a.name!r}", "determined by the latent sites of the program", actual, cure)
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    a, b = (each.detach().double().cpu() for each in (a, b))
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether arguments are equal, tensors by value."""
-    if a is b:
-        return True
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return type(a) is type(b) and not isinstance(a, Tensor) and bool(np.all(a == b))

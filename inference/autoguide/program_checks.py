@@ -1,0 +1,56 @@
+"""Checks of a program for AutoNNGP: its latent sites, that two runs agree, and that later calls have the same data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base
+from pyro_nngp.inference.autoguide.observations import ObservedSite
+
+
+def check_sites(sites: Mapping[str, Any]) -> None:
+    """Raise unless a program has a process and no discrete latent sites."""
+    if not any(isinstance(gaussian_base(site["fn"]), NNGP) for site in sites.values()):
+        cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch.'
+        fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
+    discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
+    if discrete:
+        cure = (
+            "Write data summed over them, such as ZeroInflatedPoisson or a distribution of your own (docs, mixed "
+            "models), or draw with QuickNUTS(model), which sums."
+        )
+        fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
+
+
+def check_repeatable(once: list[ObservedSite], again: list[ObservedSite]) -> None:
+    """Raise unless two runs at the same latent values have the same distributions of data."""
+    for a, b in zip(once, again, strict=True):
+        phi = a.phi.detach()
+        if not (near(phi, b.phi.detach()) and near(a.log_prob(phi), b.log_prob(phi))):
+            cure = "Do not hide latent sites of it by poutine.block, nor draw numbers other than by pyro.sample."
+            actual = "another distribution in a second run at the same values"
+            fail("AutoNNGP", f"observed site {a.name!r}", "determined by the latent sites of the program", actual, cure)
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors are equal within 1e-4, relative to the largest number of the first."""
+    a, b = (each.detach().double().cpu() for each in (a, b))
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether arguments are equal, tensors by value."""
+    if a is b:
+        return True
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and not isinstance(a, Tensor) and bool(np.all(a == b))
