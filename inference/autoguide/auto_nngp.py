@@ -66,7 +66,7 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 _DAMPING = 0.1  # of the marginals of phi from step to step
 _RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
 _MOST = 8  # hyperparameters whose mode is found by differences
-_IMPOSSIBLE = -1e10
+_IMPOSSIBLE, _FAR_FROM_DATA = -1e10, (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError)
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 
 
@@ -164,7 +164,7 @@ class AutoNNGP(AutoGuide):
             self.loc = nn.Parameter(loc)  # a value in Pyro's store takes its place
             self.scale = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive)
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
-            values = {name: value for name, _, value in self.unpack(self.loc.detach())}
+            values = self._values_at(self.loc.detach())
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves
         trace, observed, jacobian = self._linearize(values, leaves)
@@ -183,7 +183,7 @@ class AutoNNGP(AutoGuide):
         with torch.no_grad():
             q = self._conditional(values)
             elsewhere = torch.sin(torch.arange(1.0, 1.0 + len(q), dtype=torch.float64))
-            there = [each.phi.detach() for each in self._observed_at(values, q, elsewhere)]
+            there = [each.phi.detach() for each in self._observed_at(q, elsewhere)]
             self._is_linear = all(map(near, there, q.phi(elsewhere)))
             self._set_marginals(averaged_mode(lambda at: self._conditional(values, at), self._marginals()))
             q = self._to_fixed_point(values)
@@ -242,7 +242,11 @@ class AutoNNGP(AutoGuide):
 
     def conditional_at(self, latent: Float[Tensor, " h"]) -> ConditionalPosterior:
         """The posterior q(z | theta) at hyperparameters in unconstrained space."""
-        return self._conditional({name: value for name, _, value in self.unpack(latent)})
+        return self._conditional(self._values_at(latent))
+
+    def _values_at(self, latent: Float[Tensor, " h"]) -> dict[str, Tensor]:
+        """Values of the hyperparameters by name."""
+        return {name: value for name, _, value in self.unpack(latent)}
 
     def _conditional(self, values: Mapping[str, Tensor], at: Sequence[Marginals] | None = None) -> ConditionalPosterior:
         """The posterior q(z | theta) at values of the hyperparameters."""
@@ -254,14 +258,14 @@ class AutoNNGP(AutoGuide):
         for i in range(_RECENTERINGS):
             q, at = fixed_point(lambda at: self._conditional(values, at), self._marginals())
             self._set_marginals(at)
-            if self._is_linear or self._has_settled(values, q):
+            if self._is_linear or self._has_settled(q):
                 break
             self._recenter(q, 1.0 if i < _RECENTERINGS / 2 else 0.5)
         return q
 
-    def _has_settled(self, values: Mapping[str, Tensor], q: ConditionalPosterior) -> bool:
+    def _has_settled(self, q: ConditionalPosterior) -> bool:
         """Whether phi at the mean of q is nearly that of the linear approximation."""
-        means = zip(q.phi(q.mean), self._observed_at(values, q, q.mean), strict=True)
+        means = zip(q.phi(q.mean), self._observed_at(q, q.mean), strict=True)
         return all(float((mean - each.phi.detach().double().cpu()).abs().max()) < _STILL for mean, each in means)
 
     def _recenter(self, q: ConditionalPosterior, part: float) -> None:
@@ -269,10 +273,9 @@ class AutoNNGP(AutoGuide):
         goal = q.by_name(q.mean)
         self._center = {name: torch.lerp(leaf, goal[name].to(leaf), part) for name, leaf in self._center.items()}
 
-    def _observed_at(
-        self, values: Mapping[str, Tensor], q: ConditionalPosterior, leaves: Float[Tensor, " d"]
-    ) -> list[ObservedSite]:
-        """The observed sites at leaves."""
+    def _observed_at(self, q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> list[ObservedSite]:
+        """The observed sites at the hyperparameters of q and leaves."""
+        values = {name: q.trace.nodes[name]["value"] for name in self.hyperparameters}
         center = {name: leaf.to(self._center[name]) for name, leaf in q.by_name(leaves).items()}
         return self._linearize(values, center)[1]
 
@@ -287,10 +290,8 @@ class AutoNNGP(AutoGuide):
         def move(u: Float[np.ndarray, " h"], least: float) -> float:
             latent, before = torch.from_numpy(u).to(self.loc), (self._marginals(), self._center)
             try:
-                bound = self._bound(
-                    latent, self._to_fixed_point({name: value for name, _, value in self.unpack(latent)})
-                )
-            except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
+                bound = self._bound(latent, self._to_fixed_point(self._values_at(latent)))
+            except _FAR_FROM_DATA:
                 bound = -math.inf
             if not bound > least:
                 self._set_marginals(before[0])
@@ -301,7 +302,7 @@ class AutoNNGP(AutoGuide):
         self.loc.copy_(torch.from_numpy(mode))
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
-        return self._to_fixed_point({name: value for name, _, value in self.unpack(self.loc)})
+        return self._to_fixed_point(self._values_at(self.loc))
 
     def _bound(self, latent: Float[Tensor, " h"], q: ConditionalPosterior) -> float:
         """Evidence lower bound of q(z | theta), and the log density of theta in unconstrained space."""
@@ -318,8 +319,7 @@ class AutoNNGP(AutoGuide):
         """Draws of q, weighted by the log likelihood over the factors in its place."""
         if self._is_linear:
             return q.log_weights(draws)
-        values = {name: q.trace.nodes[name]["value"] for name in self.hyperparameters}
-        return joined([q.log_weights(each[None], self._observed_at(values, q, each)) for each in draws])
+        return joined([q.log_weights(each[None], self._observed_at(q, each)) for each in draws])
 
     def _weighted_jointly(
         self, latent: Float[Tensor, " h"], q: ConditionalPosterior, draws: Float[Tensor, "S d"]
@@ -368,7 +368,7 @@ class AutoNNGP(AutoGuide):
         latent = torch.from_numpy(u).to(self.loc)
         try:
             density = self.conditional_at(latent).log_evidence() + self._volume(latent)
-        except (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError):  # far from the data
+        except _FAR_FROM_DATA:
             return _IMPOSSIBLE
         return density if np.isfinite(density) else _IMPOSSIBLE
 
@@ -465,7 +465,7 @@ class AutoNNGP(AutoGuide):
         """Medians of the hyperparameters, and those of the Gaussian sites given them, by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        values = {name: value for name, _, value in self.unpack(self.loc.detach())} if self.hyperparameters else {}
+        values = self._values_at(self.loc.detach()) if self.hyperparameters else {}
         q = self._conditional(values)
         return values | self._values(q, values, q.by_name(q.mean))
 
@@ -500,23 +500,22 @@ class AutoNNGP(AutoGuide):
         weighted = []
         levels = torch.tensor(quantiles, dtype=torch.float64)
         count = _HYPER_DRAWS if self.hyperparameters else 1
-        latent = None
+        latent = torch.zeros(count, 0)
         if self.hyperparameters:
             q_theta = self._hyperparameter_distribution()
             ends = dist.Normal(self.loc, q_theta.stddev).icdf(levels.to(self.loc)[:, None])
-            rows = [{name: value for name, _, value in self.unpack(end)} for end in ends]
+            rows = [self._values_at(end) for end in ends]
             result = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
             latent = q_theta.sample((count,))
-        for i in range(count):
-            row = torch.zeros(0) if latent is None else latent[i]
-            values = {name: value for name, _, value in self.unpack(row)}
+        for row in latent:
+            values = self._values_at(row)
             q = self._conditional(values)
             every = q.draw(_DRAWS_EACH * _HYPER_DRAWS // count)
             weighted.append(self._weighted_jointly(row, q, every[: _HYPER_DRAWS // count]))
             for leaves in [q.by_name(every)] if q.is_flat else map(q.by_name, every):
                 for name, value in self._values(q, values, leaves).items():
                     draws[name].append(value if q.is_flat else value[None])
-        warn_of_poor_fit(joined(weighted), 0 if latent is None else latent.shape[-1], "the guide")
+        warn_of_poor_fit(joined(weighted), latent.shape[-1], "the guide")
         for name, each in draws.items():
             table = torch.cat(each)
             result[name] = table.quantile(levels.to(table), dim=0)
