@@ -47,13 +47,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_finite, check_new_inputs, check_number, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.inducing import whitened_conditional
-from pyro_nngp.distributions.nngp import draw_appended
+from pyro_nngp.distributions.nngp import check_prior, check_values, draw_appended
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, cholesky, factor_solve, half_solve
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -95,17 +94,12 @@ class FullScaleNNGP(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         where = "FullScaleNNGP"
-        if not isinstance(graph, NeighborGraph):
-            actual, cure = type(graph).__name__, "Build one from the points."
-            fail(where, "graph", "to be a NeighborGraph", actual, cure, TypeError)
-        check_covariance(where, kernel, graph.x)
+        check_prior(where, kernel, graph, jitter)
         check_tensor(where, "inducing", inducing)
         check_same_kind(where, x=graph.x, inducing=inducing)
         if inducing.dim() != 2 or inducing.shape[1] != graph.x.shape[1]:
             expectation, cure = f"of shape (M, {graph.x.shape[1]})", "Pass points with the columns of x."
             fail(where, "inducing", expectation, tuple(inducing.shape), cure)
-        if jitter is not None:
-            check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.graph, self.inducing, self.noise = graph, inducing, _checked_noise(where, noise, graph.x)
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.kernel: Covariance = bind(kernel)
@@ -189,13 +183,13 @@ class FullScaleNNGP(TorchDistribution):
 
         Cost: O(N M^2) at the first call; then O(P (K^3 + K^2 M + M^2)), and one neighbor query per point.
         """
-        self._check_values("FullScaleNNGP.predict", value)
+        check_values("FullScaleNNGP.predict", "value", value, self.graph.x)
         near = self.graph.query(x_new, num_neighbors)
         features = self._features(x_new)
         w, var = self._residual_conditional(x_new, features, near, *self._points())
         rest = (features - (w[..., None, :] @ self.features[near.clamp(min=0)])[..., 0, :]).double()
         spread = half_solve(self._tril, rest.mT).square().sum(0)
-        low = factor_solve(self._tril, self._linear(self.residual.whiten(value)))
+        low = self._low_mean(value)
         loc = (w * values_at(value, near)).sum(-1) + (rest @ low)[..., 0].to(value)
         return dist.Normal(loc, (var + spread.to(var)).sqrt())
 
@@ -219,13 +213,13 @@ class FullScaleNNGP(TorchDistribution):
         Cost: as of :meth:`predict`, and O(P (K + M) + N M) per draw.
         """
         check_new_inputs("FullScaleNNGP.sample_new", x_new, self.graph.x)
-        self._check_values("FullScaleNNGP.sample_new", value)
+        check_values("FullScaleNNGP.sample_new", "value", value, self.graph.x)
         _, near = self.graph.extend(x_new, num_neighbors, seed)
         features, (points, noise), num_old = self._features(x_new), self._points(), len(self.graph.x)
         points = torch.cat([points, torch.cat([x_new, features], -1)])
         noise = torch.cat([noise, self._nugget(x_new)])
         w, var = self._residual_conditional(x_new, features, near, points, noise)
-        low = factor_solve(self._tril, self._linear(self.residual.whiten(value)))
+        low = self._low_mean(value)
         low = (low + half_solve(self._tril, torch.randn_like(low), transposed=True)).to(value)[..., 0]
         old = near < num_old
         rest = value - low @ self.features.mT
@@ -235,6 +229,10 @@ class FullScaleNNGP(TorchDistribution):
     def _linear(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S M 1"]:
         r""":math:`W^\top e`, in float64."""
         return (white.double() @ self._white_features.mT)[..., None]
+
+    def _low_mean(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S M 1"]:
+        r"""The posterior mean of :math:`\nu` given all values, in float64."""
+        return factor_solve(self._tril, self._linear(self.residual.whiten(value)))
 
     def _features(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B M"]:
         if not len(self.inducing):
@@ -268,16 +266,8 @@ class FullScaleNNGP(TorchDistribution):
         w, var = graph_conditional(residual, torch.cat([x, features], -1), points, near, noise, jitter=0.0)
         return w, var + self._nugget(x)
 
-    def _check_values(self, where: str, value: Tensor) -> None:
-        check_tensor(where, "value", value)
-        check_same_kind(where, x=self.graph.x, value=value)
-        if value.shape[-1:] != self.graph.x.shape[:1]:
-            expectation, cure = f"of shape (..., {len(self.graph.x)})", "Give a value for each point of the graph."
-            fail(where, "value", expectation, tuple(value.shape), cure)
-        check_finite(where, "value", value)
-
     def _validate_sample(self, value: Any) -> None:
-        self._check_values("FullScaleNNGP.log_prob", value)
+        check_values("FullScaleNNGP.log_prob", "value", value, self.graph.x)
 
 
 def _checked_noise(where: str, noise: Any, x: Float[Tensor, "N D"]) -> Float[Tensor, "*N"]:

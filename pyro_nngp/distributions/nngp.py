@@ -84,10 +84,7 @@ class NNGP(TorchDistribution):
         jitter: float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(graph, NeighborGraph):
-            actual, cure = type(graph).__name__, "Build one from the points."
-            fail("NNGP", "graph", "to be a NeighborGraph", actual, cure, TypeError)
-        check_covariance("NNGP", kernel, graph.x)
+        check_prior("NNGP", kernel, graph, jitter)
         if batch is not None and not isinstance(batch, Batch):
             cure = "Pass graph.batch(rows), or None for all points."
             fail("NNGP", "batch", "to be a Batch", type(batch).__name__, cure, TypeError)
@@ -98,8 +95,6 @@ class NNGP(TorchDistribution):
             if points.dim() != 2 or points.shape != (len(graph.x), *columns):
                 expectation, cure = f"of shape {tuple(graph.x.shape)}", "One in place of each of x."
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
-        if jitter is not None:
-            check_number("NNGP", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         warn_of_unset_lengthscale("NNGP", kernel, graph.x)
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
@@ -233,7 +228,7 @@ class NNGP(TorchDistribution):
 
         Cost: O(P K^3), and one neighbor query per point.
         """
-        self._check_values("NNGP.predict", f)
+        check_values("NNGP.predict", "f", f, self.graph.x)
         w, var, neighbors = self.new_conditionals(x_new, num_neighbors)
         return dist.Normal((w * values_at(f, neighbors)).sum(-1), var.sqrt())
 
@@ -289,7 +284,7 @@ class NNGP(TorchDistribution):
         Cost: O(P K^3) once, O(P K) per draw; memory O(P K + S (N + P)).
         """
         check_new_inputs("NNGP.sample_new", x_new, self.graph.x)
-        self._check_values("NNGP.sample_new", f)
+        check_values("NNGP.sample_new", "f", f, self.graph.x)
         if neighbors is None:
             _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
@@ -297,14 +292,26 @@ class NNGP(TorchDistribution):
         loc = ((w * old) * values_at(f, torch.where(old, neighbors, -1))).sum(-1)
         return draw_appended(w, var, neighbors, loc, self.graph.num_points)
 
-    def _check_values(self, where: str, f: Tensor) -> None:
-        check_tensor(where, "f", f)
-        check_same_kind(where, x=self.graph.x, f=f)
-        if f.shape[-1:] != self.graph.x.shape[:1]:
-            expectation, cure = f"of shape (..., {self.graph.num_points})", "Give a value for each point of the graph."
-            fail(where, "f", expectation, tuple(f.shape), cure)
-        if not is_batchedtensor(f):
-            check_finite(where, "f", f)
+
+def check_prior(where: str, kernel: Any, graph: Any, jitter: Any) -> None:
+    """Raise unless a prior can be built of a kernel, a graph and a nugget."""
+    if not isinstance(graph, NeighborGraph):
+        actual, cure = type(graph).__name__, "Build one from the points."
+        fail(where, "graph", "to be a NeighborGraph", actual, cure, TypeError)
+    check_covariance(where, kernel, graph.x)
+    if jitter is not None:
+        check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
+
+
+def check_values(where: str, arg: str, value: Any, x: Float[Tensor, "N D"]) -> None:
+    """Raise unless a tensor has finite values at all points x along its last dimension."""
+    check_tensor(where, arg, value)
+    check_same_kind(where, **{"x": x, arg: value})
+    if value.shape[-1:] != x.shape[:1]:
+        expectation, cure = f"of shape (..., {len(x)})", "Give a value for each point of the graph."
+        fail(where, arg, expectation, tuple(value.shape), cure)
+    if not is_batchedtensor(value):
+        check_finite(where, arg, value)
 
 
 def in_plate(value: Float[Tensor, "... N"]) -> Float[Tensor, "... N"]:
