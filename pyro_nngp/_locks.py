@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -53,7 +53,7 @@ class _Access:
         with self._changed:
             self._waiting += 1
             try:
-                while self._writer not in (None, me) or any(n and who != me for who, n in self._readers.items()):
+                while self._writer not in (None, me) or any(who != me for who in self._readers):
                     self._changed.wait()
                 before, self._writer = self._writer, me
             finally:
@@ -80,21 +80,18 @@ def _access_to(owner: Any) -> _Access:
 
 def shared(method: Call) -> Call:
     """Let a method run beside other shared ones of the same object, and wait for exclusive ones."""
-
-    @wraps(method)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _access_to(self).shared():
-            return method(self, *args, **kwargs)
-
-    return cast(Call, run)
+    return _within(_Access.shared, method)
 
 
 def exclusive(method: Call) -> Call:
     """Let a method run alone, among the shared and exclusive ones of the same object in other threads."""
+    return _within(_Access.exclusive, method)
 
+
+def _within(access: Callable[[_Access], AbstractContextManager[None]], method: Call) -> Call:
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _access_to(self).exclusive():
+        with access(_access_to(self)):
             return method(self, *args, **kwargs)
 
     return cast(Call, run)
