@@ -73,7 +73,7 @@ def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tup
         leaves[path] = _tensor(value)
         return
     if isinstance(value, np.ndarray):
-        leaves[path] = f"{value.dtype} {value.shape} {_digest(np.ascontiguousarray(value).tobytes())}"
+        leaves[path] = f"{value.dtype} {value.shape} {digest(np.ascontiguousarray(value).tobytes())}"
         return
     for name, part in _parts(value, path, leaves).items():
         _describe(part, f"{path}.{name}", leaves, seen)
@@ -156,7 +156,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _code(code: types.CodeType) -> str:
     consts = [_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts]
-    return _digest(repr((code.co_code, code.co_names, consts)).encode())
+    return digest(repr((code.co_code, code.co_names, consts)).encode())
 
 
 def _tensor(value: Tensor) -> str:
@@ -164,14 +164,15 @@ def _tensor(value: Tensor) -> str:
     if value.requires_grad or value.layout != torch.strided or value.device.type == "meta":
         return f"{_shape(value)} {'trained' if value.requires_grad else value.layout}"
     content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return f"{_shape(value)} {_digest(content.data)}"
+    return f"{_shape(value)} {digest(content.data)}"
 
 
 def _shape(value: Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)}"
 
 
-def _digest(content: Any) -> str:
+def digest(content: Any) -> str:
+    """Digest of some bytes, 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

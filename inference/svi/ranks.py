@@ -12,7 +12,6 @@ Cost: one reduction of as many numbers as there are hyperparameters, per evaluat
 n local rows, of this process, B rows of a batch.
 """
 
-import hashlib
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import World
 from pyro_nngp.distributed.world import ProcessError
+from pyro_nngp.inference.identity import digest
 from pyro_nngp.inference.protocols import KeepsRows, Trainable, shard_of
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 
@@ -208,7 +208,7 @@ class LocalSubsample:
 
 def code_of(text: str) -> int:
     """A digest of a text in 63 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+    return int(digest(text.encode())[:16], 16) >> 1
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:
