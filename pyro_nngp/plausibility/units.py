@@ -10,7 +10,7 @@ Cost: O(min(N, 4096) D).
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pyro_nngp._checks import warn
@@ -80,13 +80,17 @@ def _named(names: tuple[str, ...]) -> tuple[int, int] | None:
     return (longitudes[0], latitudes[0]) if longitudes and latitudes else None
 
 
+def _finer_than_tenths(x: Float[Tensor, "n D"]) -> Bool[Tensor, " D"]:
+    """Whether more than a fifth of the values of each column are."""
+    return ((10 * x - (10 * x).round()).abs() > 1e-3).double().mean(0) > 0.2
+
+
 def _degrees_in_europe(x: Tensor, shared: list[set[int]]) -> tuple[int, int] | None:
     """Two columns with a lengthscale of their own, and no other column, with values as in Europe, finer than tenths.
 
     Other quantities have such values too, but are not given one lengthscale.
     """
-    fine = ((10 * x - (10 * x).round()).abs() > 1e-3).double().mean(0) > 0.2
-    low, high = x.amin(0), x.amax(0)
+    fine, low, high = _finer_than_tenths(x), x.amin(0), x.amax(0)
     for pair in (sorted(part) for part in shared if len(part) == 2):
         for a, b in (pair, pair[::-1]):
             in_europe = low[a] >= -25 and high[a] <= 60 and low[b] >= 35 and high[b] <= 72
@@ -102,8 +106,7 @@ def _degrees(x: Tensor) -> tuple[int, int] | None:
     They are finer than tenths, and go around the globe, or lie in the Americas, or east of 60 degrees with latitudes
     of one sign. Longitudes around the globe have quartiles far apart; a symmetric quantity with long tails has not.
     """
-    fine = ((10 * x - (10 * x).round()).abs() > 1e-3).double().mean(0) > 0.2
-    low, high = x.amin(0), x.amax(0)
+    fine, low, high = _finer_than_tenths(x), x.amin(0), x.amax(0)
     lower, upper = x.quantile(torch.tensor([0.25, 0.75]).to(x), dim=0)
     for a in range(x.shape[1]):
         around = low[a] >= -180 and high[a] <= 360 and low[a] < -100 and high[a] > 100
