@@ -129,22 +129,24 @@ def test_importance_weights_of_counts_are_even():
     assert guide.hyperparameters == ["variance", "lengthscale"]
 
 
+def unknown_scales(y=Y):
+    """Two hyperparameters."""
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
+    with pyro.plate("points", N):
+        pyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
 @pytest.mark.slow
 def test_gradients_of_hyperparameters_are_those_of_the_evidence():
-    def model():
-        lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
-        noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
-        with pyro.plate("points", N):
-            pyro.sample("y", dist.Normal(f, noise), obs=Y)
-
     def log_evidence(u):
         lengthscale, noise = u.exp()
         cov = Matern32(2, variance=number(0.8), lengthscale=lengthscale)(X) + (0.8e-6 + noise**2) * torch.eye(N)
         prior = dist.Normal(number(-1.0), 0.5).log_prob(u).sum()
         return torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y) + prior
 
-    guide = AutoNNGP(model)
+    guide = AutoNNGP(unknown_scales)
     guide()
     mode = guide.loc.detach().clone()
     assert torch.func.grad(log_evidence)(mode).abs().max() < 0.5
@@ -157,7 +159,7 @@ def test_gradients_of_hyperparameters_are_those_of_the_evidence():
     guide.scale = torch.full_like(at, 1e-4)
     draws = []
     for _ in range(100):
-        loss = Trace_ELBO().differentiable_loss(model, guide)
+        loss = Trace_ELBO().differentiable_loss(unknown_scales, guide)
         draws.append(-torch.autograd.grad(loss, guide.loc)[0])
     found = torch.stack(draws)
     error = found.std(0) / len(found) ** 0.5
@@ -283,15 +285,6 @@ def test_a_process_in_the_log_scale_does_not_collapse():
         Predictive(model, guide=guide, num_samples=100)()
     with pytest.warns(UserWarning, match=r"AutoNNGP: the guide is far from the posterior"):
         guide.quantiles([0.5])
-
-
-def unknown_scales(y=Y):
-    """Two hyperparameters."""
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
-    noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
-    with pyro.plate("points", N):
-        pyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
 def test_values_in_the_param_store_are_taken(tmp_path):
