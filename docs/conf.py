@@ -190,15 +190,11 @@ def open_with_result(app, name, source):
     contents = Path(app.srcdir, "benchmarks.md").read_text(encoding="utf-8")
     titles = {page: title for title, page in re.findall(r"^(.+) <(results/\w+)>$", contents, re.MULTILINE)}
     page = re.escape(name)
-    found = re.search(rf"^\| \[[^]]*\]\({page}\.md\) \| (.*) \|$", contents, re.MULTILINE)
-    text = re.sub(r"\A# .*\n+", "", source[0])
-    above = re.match(r"(.*?\n)(\|.*?\|\n)(?!\|)", text + "\n", re.DOTALL)
-    if found and above and not re.search(r"^#", above[1], re.MULTILINE):
-        rest = text[above.end() :]
-        text = f"{found[1]}\n\n{above[2]}\n## How it was measured\n\n{above[1]}\n{rest}"
-    elif found:
-        text = f"{found[1]}\n\n{text}"
-    source[0] = f"# {titles[name]}\n\n{text}"
+    sentence = re.search(rf"^\| \[[^]]*\]\({page}\.md\) \| (.*) \|$", contents, re.MULTILINE)[1]
+    text = re.sub(r"\A# .*\n+", "", source[0]) + "\n"
+    first = re.match(r"(.*?\n)(\|.*?\|\n)(?!\|)", text, re.DOTALL)
+    above, table, rest = first[1], first[2], text[first.end() :]
+    source[0] = f"# {titles[name]}\n\n{sentence}\n\n{table}\n## How it was measured\n\n{above}\n{rest}"
 
 
 def copy_thumbnails(app, exception):

@@ -57,3 +57,13 @@ def test_results_name_a_command_that_exists(path: Path) -> None:
     scripts = re.findall(r"`(?:\w+=\S+ )*python (\S+\.py)", path.read_text(encoding="utf-8"))
     assert scripts
     assert [script for script in scripts if not (ROOT / script).exists()] == []
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_results_open_with_their_finding(path: Path) -> None:
+    """The site puts the sentence of the page on benchmarks and the first table, which no heading precedes, on top."""
+    contents = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert re.search(rf"^.+ <results/{path.stem}>$", contents, re.MULTILINE)
+    assert re.search(rf"^\| \[[^]]*\]\(results/{path.stem}\.md\) \| .+\. \|$", contents, re.MULTILINE)
+    above = path.read_text(encoding="utf-8").partition("\n|")[0]
+    assert not re.search(r"^#", re.sub(r"\A# .*\n", "", above), re.MULTILINE)

@@ -7,7 +7,7 @@ gradient of q(u); no likelihood, no divergence, no optimizer, no Pyro. Steps are
 (``replay=False``) and replayed. All three alternate in one run; times are those of the processor. Methods with draws
 that count, of hyperparameters or auxiliary variables, have no such conditional.
 Usage: python benchmarks/speed/step_parts.py [--points 139000] [--rounds 10] [--methods LOO Vecchia]
-           [--out benchmarks/results/step_parts.md]
+           [--out FILE.md]
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Points are uniform in a square whose area grows with their number, so that neighborhoods look the same at every size.
 Few points are revisited by the neighbors of one batch (fewer distinct rows per step), so compare sizes from 10^5 up.
-Usage: python benchmarks/speed/step_time.py [--sizes 10000 100000 1000000] [--out benchmarks/results/step_time.md]
+Usage: python benchmarks/speed/step_time.py [--sizes 10000 100000 1000000] [--out FILE.md]
 """
 
 import argparse

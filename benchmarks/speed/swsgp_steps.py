@@ -2,7 +2,7 @@
 
 The setting of section 4.4 of the paper: H = 100 of up to 100,000 inducing points, here a part of the data, with
 a diagonal covariance. Learned inducing points are searched at each step, which is not free.
-Usage: python benchmarks/speed/swsgp_steps.py [--sizes 1000 10000 100000] [--out benchmarks/results/swsgp_steps.md]
+Usage: python benchmarks/speed/swsgp_steps.py [--sizes 1000 10000 100000] [--out FILE.md]
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Time of a training step in two checkouts of the project, alternating in one run: the ratio of medians.
 
 Usage: python benchmarks/speed/two_versions.py OLD NEW [--points 20000] [--neighbors 32] [--first 2]
-       [--out step_ratio.md]. The first steps of each round are left out; `fit` replays from the 24th step on.
+       [--out FILE.md]. The first steps of each round are left out; `fit` replays from the 24th step on.
 Times are those of the processor, which other processes disturb less.
 Each checkout must have its compiled library (``python setup.py build_ext --inplace``). Every hyperparameter is set, so
 that only steps are timed; arguments that one of the versions does not have are left out there.
