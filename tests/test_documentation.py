@@ -49,7 +49,9 @@ FEWER = {  # sizes on a page, and in the test
     ],
     "docs/howto/guide_check.md": [
         ("num_samples=400, warmup_steps=200", "num_samples=4, warmup_steps=4"),
-        ("num_samples=200", "num_samples=5"),
+        ("num_samples=400)", "num_samples=5)"),
+        ("num_samples=200", "num_samples=25"),
+        ("2_000", "20"),
         ("khat(200", "khat(25"),
         ("num_samples=99", "num_samples=9"),
         ("(99", "(9"),
