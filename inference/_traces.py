@@ -46,7 +46,7 @@ def run_at(
         args: its arguments.
         kwargs: its keyword arguments.
         values: a value for each latent site; others are ignored. None draws them from the model.
-        rows: run ``model(rows)`` instead; `values` are those of all rows.
+        rows: run ``model(rows)`` instead; `values` cover all rows.
         resample: draw the observed data from the model instead of keeping them.
 
     Raises:

@@ -52,7 +52,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         try:
             torch.save(state, cast(BinaryIO, digesting))  # torch.save only writes and flushes
         except RuntimeError:
-            if digesting.error is not None:  # which torch hides behind an error of its own
+            if digesting.error is not None:  # which torch hides behind another error
                 raise digesting.error from None
             raise
         file.seek(0)

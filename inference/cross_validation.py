@@ -11,10 +11,10 @@ of wrong ones. A score s that is a mean of :math:`s_i` has the standard error by
 
 .. math:: \frac1N \Big( \frac{F}{F - 1} \sum_k \big( \textstyle\sum_{i \in k} (s_i - s) \big)^2 \Big)^{1/2},
 
-RMSE that of its linearization. Rows of a fold depend on each other, which this takes account of; folds that share
+RMSE the error of its linearization. Rows of a fold depend on each other, which this takes account of; folds that share
 training rows are correlated, too, for which no unbiased estimate exists (Bengio and Grandvalet 2004).
 
-Cost: F times that of :meth:`~pyro_nngp.models.base.Method.subset`, which includes a solution for q, and of predictions
+Cost: F times :meth:`~pyro_nngp.models.base.Method.subset`, which includes a solution for q, and predictions
 at N / F points. Symbols: N rows, F folds, T outputs, P rows of a fold, S draws.
 
 Reference: Roberts et al. (2017), "Cross-validation strategies for data with temporal, spatial, hierarchical, or
@@ -88,13 +88,13 @@ class CrossValidation:
 
     @property
     def scores(self) -> dict[str, Score]:
-        """Each score with its standard error: ``nll``, ``crps``, ``rmse`` and ``coverage``, or those of labels."""
+        """Each score with its standard error: ``nll``, ``crps``, ``rmse`` and ``coverage``, or the scores of labels."""
         return {name: Score(value, self._error(parts)) for name, (value, parts) in self._parts().items()}
 
     def difference(self, other: "CrossValidation") -> dict[str, Score]:
-        """These scores less those of another model on the same folds, row by row.
+        """These scores less the scores of another model on the same folds, row by row.
 
-        The standard errors are those of the differences, which are much smaller than those of the scores themselves,
+        The standard errors belong to the differences, and are much smaller than the errors of the scores themselves,
         since both models err at the same rows.
 
         Raises:

@@ -1,7 +1,7 @@
 r"""An ELBO that integrates the likelihood in closed form over the guide's marginal of the latent function.
 
 A model marks its observed site, ``pyro.sample("y", likelihood(f), obs=y, infer={"integrate": ("f", likelihood)})``, and
-a guide attaches the marginal it knows to its own site, ``infer={"marginal": Normal(loc, scale)}``. The Monte-Carlo term
+a guide attaches the marginal it knows to its site, ``infer={"marginal": Normal(loc, scale)}``. The Monte-Carlo term
 :math:`\log p(y \mid f)` at one draw of f is then replaced by :math:`E_{N(f \mid loc, scale^2)} \log p(y \mid f)`. Sites
 without the mark, or whose latent site has no marginal, are unchanged.
 

@@ -38,14 +38,14 @@ def identity(**parts: Any) -> dict[str, str]:
 
 
 def without_rows(descriptions: dict[str, str]) -> dict[str, str]:
-    """The descriptions of a method on several processes without those of its rows, which differ between them."""
+    """The descriptions of a method on several processes without its rows, which differ between them."""
     return {
         name: text for name, text in descriptions.items() if not _ROWS.search(name) and not _of_rows_of_q(name, text)
     }
 
 
 def _of_rows_of_q(name: str, text: str) -> bool:
-    """Whether a description is that of a tensor of q(u), which has a row per datum."""
+    """Whether a description is of a tensor of q(u), which has a row per datum."""
     return bool(_Q.search(name)) and text.lstrip("'").startswith("torch.")
 
 

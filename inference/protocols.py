@@ -106,7 +106,7 @@ class Profiled(Protocol):
     can_profile: bool
 
     def profiled(self) -> AbstractContextManager[None]:
-        """A context with q at its optimum, where the loss on all rows and its gradient are those of the profile."""
+        """A context with q at its optimum, where the loss on all rows and its gradient belong to the profile."""
 
     def preceding(self, count: int) -> "Profiled":
         """A method with the same hyperparameters on some of the rows."""
@@ -152,7 +152,7 @@ class KeepsRows(Protocol):
     has_row_tables: bool
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of parameters and buffers, apart in those of all processes and rows of this one."""
+        """Copies of parameters and buffers: first what all processes share, then the rows of this one."""
 
     def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Restore such copies, in place."""

@@ -6,7 +6,8 @@ processes must see the folder. Digests are compared before anything is read, eac
 
 All content is tensors: the state that all processes share and the state of each process as bytes of ``torch.save``,
 read with ``weights_only``; and parameters with a row per datum as sharded tensors in the order of the data, which any
-number of processes can read. The index of ``torch.distributed.checkpoint`` is a pickle: read folders of your own only.
+number of processes can read. The index of ``torch.distributed.checkpoint`` is a pickle: read only folders that you
+wrote.
 """
 
 import io

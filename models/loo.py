@@ -24,11 +24,11 @@ training exploits it by a variance in the hundreds. :meth:`LOO.loo` finds the va
 :math:`y_n`, and ``fit`` warns where that changes the densities much; ``divergence="posterior"`` has no leak, and
 separates classes less well.
 
-Predictions and leave-one-out densities (:meth:`LOO.loo`) are those of the Gaussian process, not of the
+Predictions and leave-one-out densities (:meth:`LOO.loo`) come from the Gaussian process, not from the
 pseudo-likelihood, which is almost flat in the level: coefficients of a mean that is learned and linear in them have
 their posterior under a flat prior given all (pseudo-)observations, by Vecchia's approximation
 (:mod:`pyro_nngp.models.base.trend`), and are integrated over: universal kriging. :meth:`LOO.loo` takes the
-datum's own observation out of that posterior; the objective, in training, holds the coefficients fixed.
+datum's observation out of that posterior; the objective, in training, holds the coefficients fixed.
 
 Further differences: both sums have the same factor (the paper prints 1/N before the first only), and as q moves from
 the prior, the loss that ``fit`` reports rises with the second sum, which says nothing about predictions. Divergences
@@ -322,7 +322,7 @@ class LOO(ResponseMethod):
 
     @torch.no_grad()
     def leak(self, rows: Int[Tensor, " B"]) -> float:
-        """Mean log density of some rows in the objective, less that of :meth:`loo`; 0 where none can leak."""
+        """Mean log density of some rows in the objective, less the density by :meth:`loo`; 0 where none can leak."""
         if not self._can_leak:
             return 0.0
         posterior = self.posterior(self.bound())

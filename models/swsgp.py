@@ -71,7 +71,7 @@ _EVIDENCE_NEIGHBORS = 32
 class SWSGP(Method):
     r"""Sparse within sparse Gaussian process.
 
-    Generative model: each data point has its own copy of the values at its H nearest inducing points,
+    Generative model: each data point has a copy of the values at its H nearest inducing points,
 
     .. math::
         u_i &\sim N(0, K_{w(i)})^{1/N}, \quad u_i \in R^H, \\

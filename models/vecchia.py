@@ -104,7 +104,7 @@ class Vecchia(ResponseMethod):
         rows, (data, latents) = batch.rows[batch.targets], program.plates
         if self.weights is None:
             y: Any = program.bound.likelihood.marginal(loc, var)
-        else:  # the noise variance of a row is that of all, divided by its weight
+        else:  # the noise variance of a row is the common one divided by its weight
             y = dist.Normal(loc, (var + posterior.observations(rows)[1]).sqrt())
         with latents, data:
             count_weights(program, rows)

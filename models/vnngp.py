@@ -92,7 +92,7 @@ class VNNGP(Method):
         learn_inducing: whether the inducing points are parameters.
         guide: family of q(u). :class:`~pyro_nngp.variational.PseudoObservations` is the Gaussian posterior of the
             pseudo-observations that :meth:`solve` finds, whose intervals cover f; it needs a likelihood and inducing
-            points at the data. :class:`~pyro_nngp.variational.MeanField` is the paper's; its variances are those of
+            points at the data. :class:`~pyro_nngp.variational.MeanField` is the paper's; its variances come from
             each value given all others, so that 95 % intervals cover a few percent of a smooth f.
             :class:`~pyro_nngp.variational.SparseCholesky` has a sparse factor.
             :class:`~pyro_nngp.variational.Amortized` has a network that computes q(u) from the data around each point,

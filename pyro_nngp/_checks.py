@@ -21,7 +21,7 @@ _ROWS_TRUSTED: ContextVar[int] = ContextVar("rows_trusted", default=0)
 @contextmanager
 def trusted_rows() -> Iterator[None]:
     """Leave the values of row numbers unchecked within this block, in this thread: on a GPU each check waits for it."""
-    _ROWS_TRUSTED.set(_ROWS_TRUSTED.get() + 1)  # counted: blocks may end in another order than that of nesting
+    _ROWS_TRUSTED.set(_ROWS_TRUSTED.get() + 1)  # counted: blocks may not end in the order of nesting
     try:
         yield
     finally:

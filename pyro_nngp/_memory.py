@@ -72,7 +72,7 @@ def _in_words(number: str, unit: str) -> str:
 
 
 def names_memory(cure: str) -> Callable[[Call], Call]:
-    """Decorate a method of an object with :func:`memory_errors`, by the names of its class and its own."""
+    """Decorate a method of an object with :func:`memory_errors`, by the names of class and method."""
 
     def decorate(method: Call) -> Call:
         @wraps(method)

@@ -68,7 +68,7 @@ class Trend:
     def left_out(
         self, rest: Float[Tensor, "... B p"], residual: Float[Tensor, "... B"], var: Tensor, noise: Tensor
     ) -> tuple[Float[Tensor, "... B"], Float[Tensor, "... B"]]:
-        """Changes of mean and variance of f at data whose own observations say nothing of the coefficients.
+        """Changes of mean and variance of f at data whose observations say nothing of the coefficients.
 
         Args:
             rest: of the data given all others.

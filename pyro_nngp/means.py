@@ -147,9 +147,9 @@ class LinearMean(BasisMean):
     r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
 
     Without a prior, c and s are parameters, and predictions have their uncertainty, as in universal kriging, where they
-    have that of a :class:`ConstantMean`. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
-    their posterior is part of :meth:`~pyro_nngp.models.base.Method.summary` and of exports to ArviZ, and predictions
-    have its uncertainty.
+    have the level of a :class:`ConstantMean`. With one, they are the sites ``mean.value`` and ``mean.slope`` of a
+    method: their posterior is part of :meth:`~pyro_nngp.models.base.Method.summary` and of exports to ArviZ, and
+    predictions have its uncertainty.
 
     Args:
         input_dim: number D of columns.

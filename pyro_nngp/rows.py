@@ -1,9 +1,9 @@
 """The data of a method, one row per datum.
 
-:class:`Rows` are all rows, on one process; :class:`~pyro_nngp.distributed.rows.ShardedRows` are the own rows of one of
-several processes with a halo. What differs between the two is in these classes alone.
+:class:`Rows` are all rows, on one process; :class:`~pyro_nngp.distributed.rows.ShardedRows` are the local rows of one
+of several processes with a halo. What differs between the two is in these classes alone.
 
-Symbols: N rows of all processes, n own rows, B rows, D inputs, T outputs, L latent functions, P new points, K
+Symbols: N rows of all processes, n local rows, B rows, D inputs, T outputs, L latent functions, P new points, K
 neighbors.
 """
 
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs (N, D), targets (N,) or (N, T), and what rows have of their own."""
+    """Inputs (N, D), targets (N,) or (N, T), and what else belongs to single rows."""
 
     x: Float[Tensor, "N D"]
     y: Any = None

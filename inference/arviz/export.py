@@ -84,8 +84,8 @@ def to_arviz(
 
     Args:
         source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
-        *args: arguments of model and guide. Without any, an MCMC run uses its own, with all rows instead of a
-            :class:`~pyro_nngp.inference.mcmc.minibatch.Minibatch`.
+        *args: arguments of model and guide. Without any, an MCMC run uses the arguments it was run with, with all rows
+            instead of a :class:`~pyro_nngp.inference.mcmc.minibatch.Minibatch`.
         model_kwargs: keyword arguments of model and guide.
         num_samples: draws per chain. None is all draws of an MCMC run (fewer are evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
@@ -120,8 +120,8 @@ def to_arviz(
             do not fit, arguments out of range.
 
     Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's; `log_likelihood` adds
-    that of ``gp.loo`` per draw of the hyperparameters. `log_density` and `log_prior` add the densities of the latent
-    sites: O(N K^3) for a nearest-neighbor prior.
+    the density of ``gp.loo`` per draw of the hyperparameters. `log_density` and `log_prior` add the densities of the
+    latent sites: O(N K^3) for a nearest-neighbor prior.
     """
     counts = {"num_samples": (num_samples, 1), "batch_size": (batch_size, 1), "num_data": (num_data, 1)}
     for arg, (number, least) in counts.items():

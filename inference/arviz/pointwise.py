@@ -26,7 +26,7 @@ _DRAWS = ("chain", "draw")
 class PointwiseLogLikelihood:
     """The ``log_lik_fn(observed, data)`` of ArviZ 1.x for a method, an MCMC run, or a pair (model, guide).
 
-    The densities are those of :func:`to_arviz`: leave-one-out with latent values integrated out for a method, and given
+    The densities are as in :func:`to_arviz`: leave-one-out with latent values integrated out for a method, and given
     all latent sites for any other program. They are computed at the draws in the ``posterior`` group of `data`, so this
     has to hold the hyperparameters of a method, or every latent site of another program::
 
@@ -37,8 +37,8 @@ class PointwiseLogLikelihood:
 
     Args:
         source: as of :func:`to_arviz`.
-        *args: arguments of model and guide; an MCMC run without any takes its own. If there are none and the model
-            takes an argument, it is run on the rows alone, as ``model(rows)``.
+        *args: arguments of model and guide; an MCMC run without any takes the ones it had. If there are none and the
+            model takes an argument, it is run on the rows alone, as ``model(rows)``.
         model_kwargs: keyword arguments of model and guide.
         coords: the labels of rows that :func:`to_arviz` was given.
 

@@ -8,7 +8,7 @@ depend on linearly; and all others, hyperparameters :math:`\theta`. The guide is
 with the hyperparameters u in unconstrained space, and q(z | theta) the posterior under a likelihood that has been
 replaced by its best quadratic function (:mod:`pyro_nngp.inference.autoguide.conditional`): exact for Gaussian data, for
 others the closest Gaussian. As in integrated nested Laplace approximations (Rue, Martino and Chopin 2009), each value
-of the hyperparameters has its own posterior of z, in which coefficients, groups and processes are jointly Gaussian.
+of the hyperparameters has another posterior of z, in which coefficients, groups and processes are jointly Gaussian.
 A near collinearity of a coefficient and a process is part of the program's precision matrix, and need not be learned.
 
 Let z be a function of standard normal w and theta. Where q(z | theta) is optimal, the gradient of the ELBO with respect
@@ -104,9 +104,9 @@ class AutoNNGP(AutoGuide):
     Raises:
         TypeError: if `model` is not a program, or `init_loc_fn` no function.
         ValueError: if the program has no nearest-neighbor process over all points, discrete latent sites or subsampled
-            plates; if its data do not depend on a process, or one observation depends on several points of it; if the
+            plates; if its data do not depend on a process, or one observation depends on several of its points; if the
             distribution of data that depend on a process is not determined by its parameters, or a factor or another
-            prior depends on one; if the guide is trained on other data than those of the first call, or called within
+            prior depends on one; if the guide is trained on other data than at the first call, or called within
             vectorized plates, or as a part of an AutoGuideList; if two runs of the program at the same latent values
             differ, or Pyro's param store holds hyperparameters of another program.
 
@@ -264,7 +264,7 @@ class AutoNNGP(AutoGuide):
         return q
 
     def _has_settled(self, q: ConditionalPosterior) -> bool:
-        """Whether phi at the mean of q is nearly that of the linear approximation."""
+        """Whether phi at the mean of q is nearly its linear approximation."""
         means = zip(q.phi(q.mean), self._observed_at(q, q.mean), strict=True)
         return all(float((mean - each.phi.detach().double().cpu()).abs().max()) < _STILL for mean, each in means)
 
@@ -284,7 +284,7 @@ class AutoNNGP(AutoGuide):
         """Start q(theta) at the largest bound, with the curvature there.
 
         The evidence with the factors of the best marginals has its gradient, but only near the hyperparameters of these
-        marginals: further away the factors are those of other data, and the evidence may grow without limit.
+        marginals: further away the factors belong to other data, and the evidence may grow without limit.
         """
 
         def move(u: Float[np.ndarray, " h"], least: float) -> float:
@@ -449,7 +449,7 @@ class AutoNNGP(AutoGuide):
 
     @torch.no_grad()
     def _follow(self, q: ConditionalPosterior) -> None:
-        """Move the marginals of phi towards those of q."""
+        """Move the marginals of phi towards the marginals under q."""
         self._draws.clear()
         moved = []
         for old, new in zip(self._marginals(), q.marginals(), strict=True):
@@ -462,7 +462,7 @@ class AutoNNGP(AutoGuide):
 
     @torch.no_grad()
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Medians of the hyperparameters, and those of the Gaussian sites given them, by name."""
+        """Medians of the hyperparameters, and of the Gaussian sites given them, by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         values = self._values_at(self.loc.detach()) if self.hyperparameters else {}

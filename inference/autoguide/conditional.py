@@ -5,7 +5,7 @@ r"""The Gaussian posterior of the Gaussian sites of a program at one value of it
 with t the exponentials of quadratic functions (:mod:`pyro_nngp.inference.autoguide.observations`).
 
 Values are vectors of leaves (:mod:`pyro_nngp.inference.autoguide.linear_predictor`): those with sparse columns of J
-first, then the dense ones. The root of the precision is that of the prior above :math:`H^{1/2} J`.
+first, then the dense ones. The root of the precision is the root of the prior above :math:`H^{1/2} J`.
 
 Cost: see :mod:`pyro_nngp.linalg.factored_precision`.
 """
@@ -124,7 +124,7 @@ class ConditionalPosterior:
     def marginals(self) -> list[Marginals]:
         """Distribution of the parameters of each observed site under q.
 
-        Covariances are exact up to 500 sparse values. Beyond that they are those of 64 draws, from the same random
+        Covariances are exact up to 500 sparse values. Beyond that they come from 64 draws, from the same random
         numbers at each call: a smooth function of q.
         """
         means = self.phi(self.mean)
@@ -161,7 +161,7 @@ class ConditionalPosterior:
         """Evidence lower bound of q given the hyperparameters, without their density.
 
         Args:
-            marginals: those of q.
+            marginals: marginal distributions under q.
         """
         spread = 0.0  # trace of the covariance times the precision that the data add
         for each, part in zip(self._quadratics, marginals, strict=True):

@@ -1,7 +1,7 @@
 r"""Importance weights of draws of a guide: whether it is close to the posterior.
 
 The log weights :math:`\log p(\theta, z, y) - \log q(\theta, z)` of a good guide vary little. With d values that are
-determined by the data, and standard deviations that are r times those of the posterior in each direction, their
+determined by the data, and standard deviations that are r times the posterior's in each direction, their
 variance is :math:`d (1 - r^2)^2 / 2`, so that the Pareto shape of Yao et al. grows with d however good each marginal
 is. A guide counts as poor if the shape is large and so is the variance per value: .045 corresponds to r = .84.
 
@@ -30,7 +30,7 @@ class Weighted(NamedTuple):
     """Draws of a guide.
 
     Attributes:
-        log_weights: log densities of the program minus those of the guide, (S,).
+        log_weights: log densities of the program minus log densities of the guide, (S,).
         determined: squared distances of the draws from the guide's mean, weighted by the curvatures of the data, (S,).
     """
 
@@ -49,7 +49,7 @@ def warn_of_poor_fit(draws: Weighted, num_hyperparameters: int, what: str) -> No
     Args:
         draws: the draws, at least 25.
         num_hyperparameters: number of values among them that are drawn without curvatures of the data.
-        what: what the weights are those of, for the message.
+        what: the distribution that the weights belong to, for the message.
     """
     weights: Float[Tensor, " S"] = draws.log_weights
     values = max(float(draws.determined.mean()) + num_hyperparameters, 1.0)

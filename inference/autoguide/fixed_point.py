@@ -1,6 +1,6 @@
 r"""The distribution of the data's parameters at which the log likelihood is replaced by a quadratic function.
 
-The best Gaussian q(z) given the hyperparameters is a fixed point: the quadratic functions are those at its own
+The best Gaussian q(z) given the hyperparameters is a fixed point: the quadratic functions are taken at its
 marginals :math:`q(\phi_i)` (Opper and Archambeau 2009). From marginals :math:`(\bar\phi, S)` follows q, with the
 marginals :math:`(\bar\phi', S')`; a step moves from one to the other as far as the evidence lower bound of the next q
 rises. A step is a natural gradient step where it is short, and Newton's where it is whole.

@@ -63,7 +63,7 @@ class _Process:
 
 
 class _AtProcesses(At):
-    """Set sites of processes to values, with their own distributions, and other sites as the base class does."""
+    """Set sites of processes to values, with their distributions, and other sites as the base class does."""
 
     def __init__(self, places: dict[str, Place], processes: dict[str, _Process]) -> None:
         super().__init__({name: place for name, place in places.items() if name not in processes})
@@ -126,7 +126,7 @@ class _FixedEffects:
 
 
 def _mean(q: ConditionalPosterior, center: ConditionalPosterior, name: str) -> tuple[Tensor, Tensor]:
-    """Mean of a process where coefficients are 0, and its slope in them, that of the center."""
+    """Mean of a process where coefficients are 0, and its slope in them, at the center."""
     slopes = torch.from_numpy(center.precision.slope())
     coefficients = q.mean[len(q) - slopes.shape[1] :]
     slope = slopes[q.sparse_place(name)]

@@ -32,7 +32,7 @@ def check_repeatable(once: list[ObservedSite], again: list[ObservedSite]) -> Non
     for a, b in zip(once, again, strict=True):
         phi = a.phi.detach()
         if not (near(phi, b.phi.detach()) and near(a.log_prob(phi), b.log_prob(phi))):
-            cure = "Do not hide latent sites of it by poutine.block, nor draw numbers other than by pyro.sample."
+            cure = "Do not hide its latent sites by poutine.block, nor draw numbers other than by pyro.sample."
             actual = "another distribution in a second run at the same values"
             fail("AutoNNGP", f"observed site {a.name!r}", "determined by the latent sites of the program", actual, cure)
 

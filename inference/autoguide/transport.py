@@ -12,7 +12,7 @@ a process is drawn after its neighbors, from its prior conditional times what th
 .. math:: f_j = s_j \Big( \frac{w_j^\top f_{n(j)}}{v_j} + a_j^\top f_{n(j)} + b_j + t_j^\top c \Big) + s_j^{1/2} z_j,
    \qquad s_j^{-1} = v_j^{-1} + \tau_j .
 
-The prior's :math:`w_j, v_j` are those of the hyperparameters; :math:`\tau_j, a_j, b_j, t_j` are such that at u = m this
+The prior's :math:`w_j, v_j` follow from the hyperparameters; :math:`\tau_j, a_j, b_j, t_j` are such that at u = m this
 is the guide's distribution of :math:`f_j` given its neighbors and c. What the data determine stays where it is when
 hyperparameters change, and what they do not determine scales with the prior: a partially non-centered
 parameterization, for each value as much as is right for it. Group effects have no neighbors. With :math:`\tau = a = b =
@@ -21,7 +21,7 @@ posterior of the program is kept exactly, however good the guide is.
 
 Reference: Hoffman et al. (2019), "NeuTra-lizing bad geometry in Hamiltonian Monte Carlo using neural transport";
 Papaspiliopoulos, Roberts, Sköld (2003), "Non-centered parameterisations for hierarchical models and data
-augmentation"; the factor of the posterior is that of Vecchia (1988).
+augmentation"; the factor of the posterior is from Vecchia (1988).
 
 Cost: a solution with the guide's precision for each value, and 2 h + 1 factorizations, once; O(N K) per run on top of
 the prior. Symbols: h hyperparameters, p coefficients.
@@ -67,7 +67,7 @@ class Transported:
 
     Raises:
         TypeError: if `guide` is not an AutoNNGP.
-        ValueError: if it is run within vectorized plates, or prepared with other latent sites than those of the guide.
+        ValueError: if it is run within vectorized plates, or prepared with other latent sites than the guide has.
 
     Attributes:
         original: the program.

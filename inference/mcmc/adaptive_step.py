@@ -38,7 +38,7 @@ _PAIRS, _PAIR_EVERY = 100, 10  # fewest gradient pairs in burn-in, and most upda
 
 
 class AdaptiveStep(MCMCKernel):
-    """The update of a sampler, and the hooks that a sampler defines; attributes are those of the kernel."""
+    """The update of a sampler, and the hooks that a sampler defines; attributes are as in the kernel."""
 
     step_size: Schedule | None
     num_steps: int | None
@@ -67,7 +67,7 @@ class AdaptiveStep(MCMCKernel):
 
     @abstractmethod
     def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Variance of the noise that a step needs, including that of the gradient, per coordinate."""
+        """Variance of the noise that a step needs, including the noise of the gradient, per coordinate."""
 
     @abstractmethod
     def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
@@ -78,7 +78,7 @@ class AdaptiveStep(MCMCKernel):
         return (step_size * state["inverse_mass"]) ** 2 * state["gradient_variance"]
 
     def inject(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Draw the noise that a step needs in addition to that of the gradient."""
+        """Draw the noise that a step needs in addition to the noise of the gradient."""
         variance = self.noise_variance(state, step_size, temperature) - self.gradient_part(state, step_size)
         return variance.clamp_min(0).sqrt() * torch.randn_like(variance)
 

@@ -1,7 +1,7 @@
 r"""Chains of a stochastic-gradient sampler side by side in one process, with checkpoints; a test of their step size.
 
 :class:`SGMCMC` is Pyro's ``MCMC`` with a different runner: all chains are rows of one tensor, moved by one
-:func:`torch.func.vmap` of the model, each with its own minibatches and noise. Draws survive Ctrl-C and errors, and a
+:func:`torch.func.vmap` of the model, each with separate minibatches and noise. Draws survive Ctrl-C and errors, and a
 killed run resumes from its checkpoint bit for bit.
 
 Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimized.

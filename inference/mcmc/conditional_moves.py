@@ -37,7 +37,7 @@ class ConditionalMoves:
         args, kwargs: its arguments.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
         latent: name of the NNGP site; None takes the only one.
-        start: unconstrained values of the latent sites to start from; None takes those of `init_strategy`.
+        start: unconstrained values of the latent sites to start from; None asks `init_strategy`.
 
     Attributes:
         potential: potential of the model.
@@ -96,7 +96,7 @@ class ConditionalMoves:
         return held
 
     def hold(self, kind: str, params: Params) -> Move:
-        """Fix the values of f, its white values, or the logits at those of `params`."""
+        """Fix the values of f, its white values, or the logits at their values in `params`."""
         return {"values": self._hold_values, "white": self._hold_white, "logits": self._hold_logits}[kind](params)
 
     def _hold_values(self, params: Params) -> Move:

@@ -30,7 +30,7 @@ _ANCHORS = 8  # equal parts of burn-in; an anchor at the start of each in its fi
 
 
 class AnchoredPotential(ModelPotential):
-    """A potential whose gradients have control variates; arguments are those of the base class.
+    """A potential whose gradients have control variates; arguments are as in the base class.
 
     Attributes:
         anchor: a position, and the gradient of all rows there; None for plain gradients.

@@ -82,7 +82,7 @@ class LogisticData:
                 return rows
         expectation = f"to be entries of {self._latent!r} plus offsets"
         cure = "Scale the kernel rather than the values, use the logit link, or NUTS."
-        fail(self._where, f"the logits of {name!r}", expectation, "another function of it", cure)
+        fail(self._where, f"the logits of {name!r}", expectation, "another function", cure)
 
     def _offsets(self, trace: Trace, name: str, rows: Tensor) -> Tensor:
         return (base_distribution(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()

@@ -40,7 +40,7 @@ class PolyaGammaGibbs(MCMCKernel):
     """Kernel for ``pyro.infer.MCMC`` that draws f exactly, and all other sites by slice sampling.
 
     The model has one latent :class:`~pyro_nngp.distributions.NNGP` site over all points of its graph; observed
-    ``Bernoulli``, ``Binomial`` or ``NegativeBinomial`` sites whose logits are entries of it plus terms that do not
+    ``Bernoulli``, ``Binomial`` or ``NegativeBinomial`` sites whose logits are its entries plus terms that do not
     depend on it (an intercept, covariates, group effects); and any other continuous sites, such as hyperparameters of
     the kernel or the dispersion. Logits may repeat entries of f, or leave some out; masks and ``poutine.scale`` are
     supported.

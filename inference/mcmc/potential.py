@@ -7,7 +7,7 @@ and :math:`\log \tilde p` is the log density of one run of the model, with the s
 ``initialize_model`` does not support subsampled plates; this one runs the model each time, on a new minibatch. Priors
 of nearest-neighbor processes are minibatches of conditionals (:mod:`pyro_nngp.inference.mcmc.process_rows`).
 
-On several processes each has the potential of its own rows; values and gradients are summed. The processes draw
+On several processes each has the potential of its local rows; values and gradients are summed. The processes draw
 the same noise, from the random state of the first one, and each the minibatches of its rows.
 
 Cost: one run of the model and its backward pass. Nothing here is O(N), but a plate with ``subsample_size`` draws its
@@ -252,7 +252,7 @@ class ModelPotential:
         return -trace.log_prob_sum() + self._share * self._log_jacobian(position, trace)
 
     def _log_jacobian(self, position: Tensor, trace: poutine.Trace) -> Tensor:
-        """Sum of log |det| of the maps to unconstrained space: minus that of T."""
+        """Sum of log |det| of the maps to unconstrained space: minus the log determinant of T."""
         z = self.unpack(position)
         moved = {name: t for name, t in self.transforms.items() if name not in self._starts}
         return sum(t.log_abs_det_jacobian(trace.nodes[n]["value"], z[n]).sum() for n, t in moved.items())
@@ -274,11 +274,11 @@ class ModelPotential:
 
     @property
     def _every_batch(self) -> list[Minibatch]:
-        """The minibatches of the arguments, and those of priors beside them."""
+        """The minibatches of the arguments, and of priors beside them."""
         return list(dict.fromkeys([*self._minibatches, *self._of_priors.values()]))
 
     def _batches_of_priors(self, trace: poutine.Trace) -> dict[str, Minibatch]:
-        """The minibatch of each process over all points: that of the data if it has as many rows, or one of its own."""
+        """The minibatch of each process over all points: the data's if it has as many rows, or a separate one."""
         sizes = [*batch_sizes(trace), *(batch.batch_size for batch in self._minibatches)]
         if not sizes or self._world is not None:
             return {}

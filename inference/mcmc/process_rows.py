@@ -6,10 +6,10 @@ The density of a nearest-neighbor process is a product of one conditional per po
    = E_J \Big[ \frac{M}{|J|} \sum_{j \in J} \log p(u_j \mid u_{n(j)}) \Big]
 
 for random J of |J| points. Disjoint J of equal size average exactly to the density of all points. A chain keeps the
-values at all points; an update reads those of J and of their neighbors.
+values at all points; an update reads the values of J and of their neighbors.
 
 A site is minibatched where the program has it over all points of its graph and its data in minibatches, and where the
-program has it on a batch itself, as that of :class:`~pyro_nngp.models.VNNGP`.
+program has it on a batch itself, as in :class:`~pyro_nngp.models.VNNGP`.
 
 Cost: O(B K^3) for B = |J|. Symbols: M points of a graph, K neighbors.
 """

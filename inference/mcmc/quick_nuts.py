@@ -2,7 +2,7 @@
 
 Hamiltonian Monte Carlo runs the model at every leapfrog step. With a few hundred points most of that time goes into
 Pyro's handlers, distributions and autograd's graph, which are the same at each step: :class:`RecordedPotential` keeps
-the operations below them (:mod:`pyro_nngp._tape`). Values and gradients are those of ``pyro.infer.NUTS``, rounding
+the operations below them (:mod:`pyro_nngp._tape`). Values and gradients are as in ``pyro.infer.NUTS``, rounding
 included, and so are the chains.
 
 Reference: Hoffman and Gelman (2014), "The No-U-Turn sampler: adaptively setting path lengths in Hamiltonian Monte
@@ -53,7 +53,7 @@ class QuickNUTS(NUTS):
 
     All latent sites are then functions of one site of nearly independent standard normal values, ``_white``
     (:mod:`~pyro_nngp.inference.autoguide.transport`), and chains start from draws of the guide. The posterior is that
-    of the program, however good the guide is, and ``to_arviz(mcmc)`` has the program's own sites. The guide need not be
+    of the program, however good the guide is, and ``to_arviz(mcmc)`` has the program's sites. The guide need not be
     trained, unless it has more than 8 hyperparameters.
 
     The program is run as usual, with a warning that names the reason, on other devices than the CPU and where one run
@@ -85,7 +85,7 @@ class QuickNUTS(NUTS):
         check_program("QuickNUTS", model)
         excess = sorted({"potential_fn", "jit_compile", "jit_options"} & options.keys())
         if excess:
-            cure = "The potential is that of the model, and it is compiled in any case."
+            cure = "The potential belongs to the model, and is compiled in any case."
             fail("QuickNUTS", "options", "without a potential and its compilation", excess, cure, TypeError)
         warn_of_starts("QuickNUTS", model, "")
         self._transported = None if guide is None else Transported("QuickNUTS", model, guide)
@@ -109,7 +109,7 @@ class QuickNUTS(NUTS):
 
 
 class RecordedPotential:
-    """A potential whose operations, and those of its gradient, are recorded once and replayed.
+    """A potential whose operations, with the operations of its gradient, are recorded once and replayed.
 
     Args:
         potential: maps {site: unconstrained values} to a number, as the ``potential_fn`` of

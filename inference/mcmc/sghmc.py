@@ -55,8 +55,8 @@ class SGHMC(StochasticGradientKernel):
             posterior standard deviation.
         friction: alpha in (0, 1], the part of the momentum lost per step.
         adapt: estimate M during burn-in; False is the plain sampler of Chen et al. with M = 1.
-        **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
-            temperature, gradient_noise, optim, control_variates, init_strategy.
+        **options: options of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`:
+            num_steps, temperature, gradient_noise, optim, control_variates, init_strategy.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.

@@ -35,8 +35,8 @@ class SGLD(StochasticGradientKernel):
         step_size: None finds it. Or epsilon, or a schedule: with ``adapt=False`` it must be well below twice the
             smallest posterior variance.
         adapt: estimate the preconditioner G during burn-in for a given step size; False, the default then, keeps G = 1.
-        **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
-            temperature, gradient_noise, optim, control_variates, init_strategy.
+        **options: options of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`:
+            num_steps, temperature, gradient_noise, optim, control_variates, init_strategy.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.

@@ -45,8 +45,8 @@ class SGNHT(StochasticGradientKernel):
             smallest posterior standard deviation.
         diffusion: A > 0, the noise injected per unit of time, and the friction where gradients are exact.
         adapt: estimate M during burn-in for a given step size; False, the default then, keeps M = 1.
-        **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
-            temperature, gradient_noise (for the diagnostics only), optim, control_variates, init_strategy.
+        **options: options of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`:
+            num_steps, temperature, gradient_noise (for the diagnostics only), optim, control_variates, init_strategy.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.

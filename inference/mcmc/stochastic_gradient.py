@@ -58,14 +58,14 @@ class StochasticGradientKernel(AdaptiveStep):
         adapt: estimate the preconditioner M of a given step size during burn-in; False keeps M = 1.
         optim: optimize the model's parameters during burn-in by one step on the potential per update, then freeze them:
             a constructor ``tensors -> torch.optim.Optimizer``, or a dict of arguments of Adam such as {"lr": 0.01}.
-            Chains side by side share the parameters; chains of Pyro's ``MCMC`` have their own.
+            Chains side by side share the parameters; chains of Pyro's ``MCMC`` have separate ones.
         control_variates: take off most of the noise of minibatches by gradients on the same rows at an anchor, a
             position of burn-in (:mod:`pyro_nngp.inference.mcmc.control_variates`): for tiny noise or large N / B, from
             a start near the mode. The rows must come from one ``Minibatch``.
         guide: an ``AutoNNGP`` for the program, trained or not: chains move in its coordinates, the site ``_white`` of
             nearly independent standard normal values, which ``model`` has in place of the program's latent sites
             (:mod:`pyro_nngp.inference.autoguide.fixed_transport`). Call it once before a run of several processes, or
-            each has coordinates of its own. Without it, values of a nearest-neighbor process
+            each has separate coordinates. Without it, values of a nearest-neighbor process
             are too correlated for any step that is found.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. None is draws of the guide;
             without one ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.

@@ -46,7 +46,7 @@ def minibatch(method: Trainable) -> int:
 
 
 def neighbor_parameters(method: Trainable) -> list[nn.Parameter]:
-    """Parameters that determine neighbors: those of the kernel, of the guide of its priors, and inducing points."""
+    """Parameters that determine neighbors: kernel, guide of its priors, inducing points."""
     if not (isinstance(method, Refreshable) and isinstance(method, nn.Module)):
         return []
     params = [param for name, part in method.named_children() if name in _METRIC_PARTS for param in part.parameters()]
@@ -62,7 +62,7 @@ def alternates(method: Trainable, solving: bool) -> bool:
 
 
 def profiles(method: Trainable, solving: bool) -> bool:
-    """Whether each evaluation of the loss, on all rows, has solutions for local variables of its own."""
+    """Whether each evaluation of the loss, on all rows, solves anew for local variables."""
     return solving and _has_few_parameters(method) and isinstance(method, Profiled) and method.can_profile
 
 

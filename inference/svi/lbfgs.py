@@ -9,7 +9,7 @@ Differs from ``torch.optim.LBFGS``: no coordinate moves by more than `max_move` 
 whose loss is far from quadratic at that distance), a loss that is not finite shortens the step, and an accepted point
 is not evaluated again. About 20 evaluations replace hundreds of steps of Adam.
 
-Cost: that of one or two evaluations per step, and O(history) inner products.
+Cost: one or two evaluations per step, and O(history) inner products.
 
 Reference: Liu, Nocedal (1989), "On the limited memory BFGS method for large scale optimization".
 """

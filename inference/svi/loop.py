@@ -117,13 +117,13 @@ def fit(
             gradients.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points, if `method` does not have it.
-        tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth of it per step of
-            "lbfgs".
+        tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth as much per step
+            of "lbfgs".
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
         validation: a score on held-out data, by which the best state is chosen.
         checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run
             equals one that was never stopped, bit for bit; data, rates and seed must equal the file's. With a
-            larger `num_steps` than that of the file, the run continues, finished or not, at the rates of the longer
+            larger `num_steps` than in the file, the run continues, finished or not, at the rates of the longer
             schedule.
         callback: called as ``callback(step, loss)`` after each step.
         device: where to train; None leaves the method where it is.

@@ -112,7 +112,7 @@ def check_leak(method: Any) -> None:
     if leak > 0.01 and leak > _LEAK * method.score(rows):
         warn(
             f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
-            "what the auxiliary variables of neighbors know of it: kernel and mean fit labels that they have seen, and "
+            "what the auxiliary variables of neighbors know: kernel and mean fit labels that they have seen, and "
             'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.',
             ConvergenceWarning,
         )

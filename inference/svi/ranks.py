@@ -173,7 +173,7 @@ class LocalSubsample:
     """The local rows of a growing subsample of all rows; a process without any takes one row, with weight zero.
 
     Attributes:
-        weight: factor from the scale of the local rows to that of the subsample.
+        weight: factor from the scale of the local rows to the scale of the subsample.
     """
 
     def __init__(self, whole: Subsample, shard: Any) -> None:

@@ -6,9 +6,9 @@ and too small for some. The largest mean log likelihood of a scaled Student-t di
 
 .. math:: \max_{\nu, s}\ \frac1n \sum_i \log \frac{1}{s}\, t_\nu(z_i / s),
 
-less that of a normal distribution, is about the gain in nats per row of held-out data. The cure is ``VNNGP`` with
-``StudentT()``, for ``LOO`` too: its pseudo-likelihood of Student-t data lost .03 nats to that of Gaussian data on
-elevations, where ``VNNGP`` gained .19. Noise has to be a quarter of predictive variances: tails of what the kernel
+less the density of a normal distribution, is about the gain in nats per row of held-out data. The cure is ``VNNGP``
+with ``StudentT()``, for ``LOO`` too: its pseudo-likelihood of Student-t data lost .03 nats to the one of Gaussian data
+on elevations, where ``VNNGP`` gained .19. Noise has to be a quarter of predictive variances: tails of what the kernel
 leaves are no matter of the likelihood, and ``StudentT()`` lost .06 nats on airfoil, where residuals promise .17.
 
 Cost: one prediction of up to 1,000 rows, fewer with more than 180 neighbors.

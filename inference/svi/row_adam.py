@@ -27,7 +27,7 @@ class RowAdam(torch.optim.Optimizer):
     """Adam that moves only the rows that have a gradient, each with its moments.
 
     Args:
-        params: tables (M, L) whose gradients are sparse in the rows, as those of an embedding are.
+        params: tables (M, L) whose gradients are sparse in the rows, such as an embedding.
         lr: learning rate.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.

@@ -3,14 +3,14 @@ r"""A second start of quasi-Newton training, where the first run ended at an edg
 The likelihood of a few hundred rows under much noise has several maxima: f may be noise with a lengthscale below the
 distances between points, noise may be absent, or f may be all but constant over the data. The first start is the best
 of a grid of predictions from few neighbors (:mod:`pyro_nngp.starts.from_data`), and can lie on the wrong side. So a run
-that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or a quarter of it
+that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or of a quarter
 after a run that ended beyond the data, and half of the variance of the residuals each for f and for noise. The
 parameters with the smaller loss over all rows are kept. Where the two are within a nat and one alone takes f for noise,
 data cannot tell, and a warning says so.
 
 For one output of Gaussian noise with up to 2,000 rows whose lengthscales were not set, trained to convergence.
 
-Cost: that of a second run.
+Cost: a second run.
 """
 
 import math
@@ -28,7 +28,7 @@ from pyro_nngp.kernels.metric import column_scale
 
 _ROWS, _POINTS = 2000, 256
 _NOISE, _SIGNAL, _TREND = 0.3, 1e-3, 0.9  # correlations of neighbors, noise over variance, correlations of any points
-_WEAK = 0.01  # variance of f over that of noise
+_WEAK = 0.01  # variance of f over variance of noise
 _SMOOTHNESS, _NAT = 1.5, 1.0
 _KINDS = {
     "noise": "f is noise that neighbors do not share",
@@ -42,7 +42,8 @@ class SecondStart(NamedTuple):
     """Comparison of two starts.
 
     Attributes:
-        gain: log likelihood of all rows at the end of the second run less that of the first, in nats.
+        gain: log likelihood of all rows at the end of the second run less the log likelihood at the end of the first,
+            in nats.
         kinds: what f is at the ends of the first and the second run.
     """
 

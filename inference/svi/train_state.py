@@ -41,7 +41,7 @@ class DivergenceError(RuntimeError):
 class TrainState:
     """All that a step of training needs; :meth:`advance` makes one, :meth:`state` and :meth:`load` save and restore it.
 
-    Arguments are those of :func:`pyro_nngp.inference.fit`.
+    Arguments are as in :func:`pyro_nngp.inference.fit`.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class TrainState:
         return max(20, self.num_data // (self.batch_size or self.num_data))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Copies of all parameters; on several processes without solved ones, which have rows of their own there."""
+        """Copies of all parameters; on several processes without solved ones, which are rows of one process there."""
         left_out = self.solved if self.ranks.shard is not None else set()
         return {name: param.detach().clone() for name, param in self.params.items() if id(param) not in left_out}
 

@@ -55,7 +55,7 @@ _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", 
 class Trainer:
     """A :class:`TrainState` and all decisions about its course.
 
-    Arguments are those of :func:`~pyro_nngp.inference.fit`, checked.
+    Arguments are as in :func:`~pyro_nngp.inference.fit`, checked.
     """
 
     def __init__(

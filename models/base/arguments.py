@@ -159,7 +159,7 @@ def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[i
 def copied_parts(
     where: str, start: Any, kernel: Any, likelihood: Likelihood | None, mean: Callable | None, observed: bool
 ) -> tuple[Any, Likelihood | None, Callable | None]:
-    """Kernel, likelihood and mean as given, or copies of those of another method."""
+    """Kernel, likelihood and mean as given, or copies from another method."""
     if not hasattr(start, "hyper_guide") or start.kernel is None:
         cure = "Pass a method with one kernel, such as a Vecchia that has been fitted."
         fail(where, "start", "to be a trained method", type(start).__name__, cure, TypeError)

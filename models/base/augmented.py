@@ -52,7 +52,7 @@ class Augmented(Observed):
         return replace(posterior, q=q)
 
     def enough_neighbors(self) -> int:
-        """Auxiliary variables are those of K neighbors, and of no use to f with many more: y alone decides."""
+        """Auxiliary variables belong to K neighbors, and are of no use to f with many more: y alone decides."""
         return super().enough_neighbors() if self.q is self.omega is None else self.worthwhile_neighbors((FOR_Y,))
 
     def variables(self, rows: Int[Tensor, " U"]) -> Any:
@@ -82,7 +82,7 @@ class Augmented(Observed):
     def leave_one_out(self, others: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "*T I"]:
         r"""Given the observations of the nearest others; O(I K^3), for labels in one process O(I K^4).
 
-        The auxiliary variable :math:`\omega_m` of a neighbor with n among its own neighbors was found with the label
+        The auxiliary variable :math:`\omega_m` of a neighbor with n among its neighbors was computed with the label
         :math:`y_n`. For labels it is found again without (:meth:`variables_without`). Posterior draws of the auxiliary
         variables are taken as they are.
         """

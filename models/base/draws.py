@@ -1,6 +1,6 @@
 """Functions of one posterior draw at each of several: by ``torch.vmap``, as many at a time as memory allows.
 
-Cost: that of the function, once for each draw. Symbols: S draws.
+Cost: the function, once for each draw. Symbols: S draws.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Log densities of Gaussian observations given those of neighbors: the log evidence that a bound is compared to.
+"""Log densities of Gaussian observations given their neighbors: the log evidence that a bound is compared to.
 
 Symbols: B rows, R points, K neighbors.
 """

@@ -60,7 +60,7 @@ def subset(method: Any, rows: Tensor) -> Any:
 
 
 def check_rows(method: Any, values: Mapping[str, Tensor]) -> None:
-    """Check the own rows of one of several processes, and code their targets as those of the method."""
+    """Check the local rows of one of several processes, and code their targets as the method does."""
     where, by_row = type(method).__name__, {name: values.get(name) for name in BY_ROW}
     check_data(where, values["x"], values["y"], method.likelihood)
     check_by_row(where, values["x"], values["y"], method.likelihood, method.latent_shape, by_row)
@@ -133,5 +133,5 @@ def _sharing_copy(method: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a dictionary, such as that of the buffers of a module; anything else itself."""
+    """A copy of a dictionary, such as the buffers of a module; anything else itself."""
     return value.copy() if isinstance(value, dict) else value

@@ -4,10 +4,10 @@ Intervals of hyperparameters are normal on the unconstrained scale (:mod:`pyro_n
 the scale of the value, so that they respect its constraint. Coefficients of the mean have normal intervals, with the
 covariance of generalized least squares (:mod:`pyro_nngp.models.base.trend`).
 
-An interval that the data hardly narrow is none: its ends are then those of the constraint, and its note says "not
+An interval that the data hardly narrow is none: its ends are then the ends of the constraint, and its note says "not
 identified".
 
-Cost: that of the information.
+Cost: the information.
 """
 
 import math

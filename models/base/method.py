@@ -1,6 +1,6 @@
 """A Gaussian-process method on data: its parts, and predictions from its posterior.
 
-A subclass builds its own parts after ``super().__init__``, calls :meth:`Method._start` once it has all kernels, and
+A subclass builds its parts after ``super().__init__``, calls :meth:`Method._start` once it has all kernels, and
 defines ``model`` and ``guide``, which begin with :meth:`~pyro_nngp.models.base.program.Program.model` and
 :meth:`~pyro_nngp.models.base.program.Program.guide`, and :meth:`Method.posterior`. Whatever is below these entries
 takes a :class:`~pyro_nngp.bound.Bound` and has no Pyro effects.
@@ -85,7 +85,7 @@ class Method(GPModule):
             exposure under a log link; added to the mean function. Predictions take the offset of new rows, 0 without.
         weights: positive weights that multiply the log density of each row, (N,): a weight of 2 counts a row twice.
         trials: numbers of trials of each row, (N,), for ``Binomial()`` or ``BetaBinomial()``. Predictions take
-            those of new rows, 1 without.
+            numbers for new rows, 1 without.
         limits: limits of detection of each row, (N,), for ``Censored(lower="limits")``; infinite where there is none.
             Predictions take limits of new rows; without limits they predict values that nothing limits.
 
@@ -120,9 +120,9 @@ class Method(GPModule):
     classes: tuple[str, ...] | None = None
     shard: Any = None
     generative = True  # whether draws of y from the model are from the prior predictive distribution
-    _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
+    _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside the parts' attributes
     has_row_tables: bool = False  # whether q has parameters with a row per datum
-    _outputs_differ = False  # whether outputs have scales of their own, and some of a row may be NaN
+    _outputs_differ = False  # whether outputs have separate scales, and some of a row may be NaN
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
@@ -180,7 +180,7 @@ class Method(GPModule):
 
     @property
     def num_data(self) -> int:
-        """N; on several processes the number of own rows, which come first in x and y."""
+        """N; on several processes the number of local rows, which come first in x and y."""
         return len(self.x) if self.shard is None else self.shard.num_own
 
     @property
@@ -201,7 +201,7 @@ class Method(GPModule):
         """The present hyperparameters as values; those with priors at the median of their guide.
 
         They serve outside of Pyro: ``gp.bound().kernel`` plots a covariance function, for instance. Without gradients
-        they are those of the last call while nothing has changed.
+        they stay from the last call while nothing has changed.
         """
         check_same_sites(type(self).__name__, self, self.hyper_guide)
         if torch.is_grad_enabled() or is_transformed():
@@ -237,7 +237,7 @@ class Method(GPModule):
         undefined(self, "posterior", "method")
 
     def neighbor_metric(self, bound: Bound | None = None) -> Any:
-        """The metric of neighbors: the user's, or that of the kernel, or kernels, at the present hyperparameters."""
+        """The metric of neighbors: the user's, or the kernel's, or kernels', at the present hyperparameters."""
         if self.metric is not None:
             return self.metric
         with torch.no_grad():
@@ -382,8 +382,8 @@ class Method(GPModule):
     ) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
-        That of ``CoregionalizedLOO`` is joint over the outputs of a point: batch shape (P,), event shape (T,), so that
-        its mean is (P, T).
+        The distribution of ``CoregionalizedLOO`` is joint over the outputs of a point: batch shape (P,), event shape
+        (T,), so that its mean is (P, T).
 
         Args:
             x_new: new inputs.
@@ -557,8 +557,8 @@ class Method(GPModule):
         Args:
             x_new: sets of q points; each set is predicted jointly, from the neighbors of all its points.
             num_neighbors: as in :meth:`forward`.
-            fantasies: observations to condition on in addition, with batch dimensions that broadcast against those of
-                `x_new`.
+            fantasies: observations to condition on in addition, with batch dimensions that broadcast against the ones
+                of `x_new`.
 
         Returns:
             Means (\*B, q) and covariances (\*B, q, q).
@@ -593,7 +593,7 @@ class Method(GPModule):
         Neighbors and inducing points are not changed.
 
         Args:
-            idx: rows of the data; None is all. On several processes own rows, different ones on each; all processes
+            idx: rows of the data; None is all. On several processes local rows, different ones on each; all processes
                 must call it at the same time.
             num_neighbors: neighbors of each datum, among the others; None is the method's choice. Methods with inducing
                 points take None.
@@ -707,7 +707,7 @@ class Method(GPModule):
 
         It is for fantasies: what would be predicted if y were observed at x. Training the copy would move the
         hyperparameters of both; to keep new data, use :meth:`extend`. With S fantasies the posterior of coefficients of
-        the mean stays that of this method, since the fantasies have it in common.
+        the mean stays with this method, since the fantasies have it in common.
 
         Args:
             x: further inputs.
@@ -768,7 +768,7 @@ class Method(GPModule):
         fail(where, "y", "of shape (P,) for this method and likelihood", tuple(y.shape), cure)
 
     def _coded(self, y: Tensor) -> Tensor:
-        """Targets in the coding of the method's own."""
+        """Targets, coded as the method's."""
         return y
 
     # Several processes.
@@ -786,7 +786,7 @@ class Method(GPModule):
         """Start what is kept per datum, after the rows have been distributed."""
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum.
+        """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per local datum.
 
         The data are not in it, nor is what follows from the rest: neighbors and halo.
         """

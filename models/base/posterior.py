@@ -83,7 +83,7 @@ class Posterior:
         undefined(self, "variances", "posterior")
 
     def neighbors_at_draws(self) -> int | None:
-        """The default number at posterior draws; None is that of other predictions."""
+        """The default number at posterior draws; None takes the number of other predictions."""
         return None
 
     def neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None) -> Any:
@@ -305,7 +305,7 @@ class Observed(Posterior):
     ) -> Float[Tensor, "*T I"]:
         """Log densities of y at some rows, given observations `at` rows, which `positions` index.
 
-        If coefficients of the mean are integrated over, the row's own observation is left out of their posterior.
+        If coefficients of the mean are integrated over, the row's observation is left out of their posterior.
         """
         loc, var = torch.broadcast_tensors(*self._left_out(rows, at, positions, observed))
         likelihood: Likelihood = self.bound.likelihood

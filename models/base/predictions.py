@@ -140,7 +140,7 @@ def joint_draws(
 def _from_guide(
     method: Any, posterior: Posterior, part: Part | None, x_new: Tensor, near: Any, count: int
 ) -> Iterator[Tensor]:
-    """Joint draws under the guide: with priors, each at hyperparameters of its own."""
+    """Joint draws under the guide: with priors, each at other hyperparameters."""
     if method.hyper_guide.has_sites:
         flat = posterior.bound.trend if posterior.bound.trend is not None and posterior.bound.trend.is_flat else None
         for _ in range(count):

@@ -34,7 +34,7 @@ class Program:
         at: the same as an index.
         rows: the data.
         values: values of the hyperparameters with priors.
-        num_plates: dimensions of the plates: that of the data, and that of latent functions, if there is one.
+        num_plates: dimensions of the plates: the data, and the latent functions, if they have one.
         bound: the hyperparameters.
     """
 
@@ -80,7 +80,7 @@ class Program:
 
     @property
     def plates(self) -> tuple[AbstractContextManager, AbstractContextManager]:
-        """The plate of the data, and to its left that of latent functions, if there is one; made once per run."""
+        """The plate of the data, and to its left the plate of latent functions, if any; made once per run."""
         if self._plates is None:
             data = pyro.plate(self.site("data"), self.rows.num_data, subsample=self.idx, dim=-1)
             shape = self.bound.latent_shape if self.num_plates > 1 else ()

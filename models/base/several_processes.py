@@ -1,6 +1,6 @@
 """A method's rows on several processes: their distribution, the halo, and the state that training changes.
 
-The halo of a process holds copies of rows of others that are near its own. Symbols: n own rows.
+The halo of a process holds copies of rows of others that are near its rows. Symbols: n local rows.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ def fetch_halo(method: Any) -> None:
 
 
 def training_state(method: Any) -> dict[str, dict[str, Tensor]]:
-    """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum."""
+    """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per local datum."""
     tables = _row_tables(method)
     fixed = {*method.shard.values, *tables, "data_neighbors", *((*_OF_GRAPH, *_OF_Q) if _has_halo(method) else ())}
     state = {name: value.detach().clone() for name, value in method.state_dict().items() if name not in fixed}

@@ -1,6 +1,6 @@
 """Table of a method's hyperparameters: estimates, and intervals with what they are.
 
-Cost: that of the intervals (:mod:`pyro_nngp.models.base.intervals`).
+Cost: the intervals (:mod:`pyro_nngp.models.base.intervals`).
 """
 
 from collections.abc import Iterator

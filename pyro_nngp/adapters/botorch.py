@@ -5,7 +5,7 @@ Posteriors of up to 64 points at once are exact given the observations nearest t
 by point, each given its nearest observations and earlier points, in O(P K^3) for P of them: Thompson sampling over
 100,000 candidates takes seconds.
 
-Needs the extra ``botorch``. Cost: that of ``joint`` or ``sample`` of the method. Symbols: B batch dimensions, q points,
+Needs the extra ``botorch``. Cost: ``joint`` or ``sample`` of the method. Symbols: B batch dimensions, q points,
 d inputs, S fantasies.
 
 Reference: Balandat et al. (2020), "BoTorch: a framework for efficient Monte-Carlo Bayesian optimization", NeurIPS.
@@ -38,7 +38,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
 
     Args:
         gp: :class:`~pyro_nngp.models.Vecchia`, :class:`~pyro_nngp.models.LOO` or :class:`~pyro_nngp.models.MLLk`, or
-            :class:`~pyro_nngp.models.VNNGP` with its default q(u), whose posterior is that of the latent function.
+            :class:`~pyro_nngp.models.VNNGP` with its default q(u), whose posterior is about the latent function.
         num_neighbors: neighbors per point in predictions; None is the method's choice when the model is built, and for
             draws at more than 64 points at most 64.
 

@@ -145,7 +145,7 @@ def _train(gp: Any, given: argparse.Namespace) -> None:
     """Train, and raise unless the result is worth a map.
 
     Raises:
-        TrainingError: if the loss is not finite, or far above that of a model without places, or no step was made.
+        TrainingError: if the loss is not finite, or far above the loss of a model without places, or no step was made.
         Interrupted: on Ctrl-C, once the model has been saved under another name, if it was to be saved.
     """
     started = time.monotonic()

@@ -1,8 +1,8 @@
 r"""Log density of the observations at a point given those at its neighbors, all sums of L latent functions.
 
 At point j there are R observations :math:`s_j = H_j u(x_j) + \epsilon_j` with unit noise, as in
-:mod:`pyro_nngp.conditionals.coregionalized`. With :math:`g_l` the covariances of latent function l, those of the
-observations are
+:mod:`pyro_nngp.conditionals.coregionalized`. With :math:`g_l` the covariances of latent function l, the covariances of
+the observations are
 
 .. math:: S_{jk} = \sum_l H_{jl}\, g_l(j, k)\, H_{kl}^\top + 1[j = k] I .
 

@@ -3,13 +3,13 @@ r"""The conditional of float32 data, in float64 for the targets that float32 doe
 Rounding changes the entries of :math:`K_{nn}` and :math:`k_n` by about :math:`10^{-7} k_{xx}`, and with them the mean
 of f(x) by some of its standard deviations where v is as small. So v itself decides: where float32 finds it below
 :data:`RESOLVED` times the variance, or finds no factor, the target is solved again in float64, from the same inputs.
-Much noise of the neighbors needs no rule of its own, since v is at least about noise / K; with little noise the means
+Much noise of the neighbors needs no separate rule, since v is at least about noise / K; with little noise the means
 are less certain than v, and the product of both decides (:data:`WITH_NOISE`).
 
 :func:`forward` and :func:`backward` are the compiled engine; each is one operation of a tape, with results of the same
 structure whatever the number of such targets. Other code on the CPU has :func:`solved_again`, outside of training.
 
-Cost: that of :mod:`pyro_nngp.native.conditional`, and for each target that is solved again three times as much.
+Cost: as :mod:`pyro_nngp.native.conditional`, and for each target that is solved again three times as much.
 """
 
 import torch
@@ -23,9 +23,9 @@ from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 RESOLVED = 2e-4
-"""Smallest variance of f(x), relative to that of the kernel, that float32 resolves to a hundredth of a deviation."""
+"""Smallest variance of f(x), relative to the kernel's, that float32 resolves to a hundredth of a deviation."""
 WITH_NOISE = 2e-9
-"""Smallest product of it and the least noise and jitter of a neighbor, both relative to the variance of the kernel."""
+"""Smallest product of this variance and a neighbor's least noise and jitter, both relative to the kernel's variance."""
 
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
 
@@ -70,7 +70,7 @@ def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_va
 
 
 def _none_again() -> tuple[Tensor, ...]:
-    """What is kept where no target is solved again: tensors of their own, since a tape tells values apart by object.
+    """What is kept where no target is solved again: separate tensors, since a tape tells values apart by object.
 
     Views of w would be a cycle in its graph.
     """
@@ -127,7 +127,7 @@ def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
 
 
 def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The sum of a gradient by all targets in float32, and by those of `rows` in float64."""
+    """The sum of a gradient by all targets in float32, and by the targets in `rows` in float64."""
     if low is None or high is None:
         return None
     if name in _PER_TARGET:
@@ -135,7 +135,7 @@ def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) ->
     return low + high.to(low.dtype)
 
 
-_PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from that of the targets on
+_PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from the targets on
 
 
 def _in_float64(problem: Problem, rows: Tensor) -> Problem:

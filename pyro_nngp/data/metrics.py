@@ -45,7 +45,7 @@ def nll(y: Shaped[Tensor, "*N"], predictive: Distribution) -> Float[Tensor, ""]:
         predictive: a distribution over `y`; a mean is taken over its batch, a joint one counts whole.
 
     Raises:
-        ValueError: if the shape of `y` is not that of one draw, or there is no point.
+        ValueError: if the shape of `y` is not the shape of one draw, or there is no point.
     """
     _check("nll", y=y)
     if not isinstance(predictive, Distribution):

@@ -6,7 +6,7 @@ Missing values are NaN: nulls, masks of NumPy, fill values of xarray. Rows witho
 
 Points of geopandas become columns of coordinates: a projected coordinate reference system as it is, a geographic one
 as chordal coordinates in kilometers (:mod:`pyro_nngp.data.globe`). The names of columns, which hold the reference
-system, are compared with those of the data at each prediction; names that are no strings count as their text.
+system, are compared with the data's at each prediction; names that are no strings count as their text.
 
 Rows are paired by position. Where two arguments have an index of rows, as in pandas, geopandas and xarray, it has to be
 the same.

@@ -21,8 +21,8 @@ class _Cut(NamedTuple):
 class Cells:
     """A k-d tree with one leaf for each process.
 
-    Each box is cut across the column with the largest spread, relative to that of all points, so that both parts have
-    as many points per process.
+    Each box is cut across the column with the largest spread, relative to the spread of all points, so that both parts
+    have as many points per process.
 
     Args:
         sample: some of the points, (S, D).

@@ -5,7 +5,7 @@ cells come from a random sample, which every process gets: the rows from which h
 method starts where the same method on all rows does (up to 65,536 rows, exactly there; beyond, up to the quantiles that
 scale gradient steps).
 
-Rows are numbered anew: those of process 0 first, on each process in the order of the random ordering.
+Rows are numbered anew: rows of process 0 first, on each process in the order of the random ordering.
 
 Cost: O(N / R) memory per process for rows, and 7 N bytes for a moment, for the random ordering. Symbols: N rows, D
 inputs, R processes, n rows of this process.
@@ -38,17 +38,17 @@ class ShardedData(ShardedPoints):
             (:mod:`pyro_nngp.distributed.sources`).
         y: targets, (N,) or (N, T).
         offset, weights, trials, limits: of each row, as methods take them, of these kinds.
-        seed: seed of the random ordering, that of the method on all rows.
+        seed: seed of the random ordering, as for the method on all rows.
 
     Attributes:
         world: the processes.
         num_rows: N.
         num_own: n.
         starts: first number of each process, and N, (R+1,).
-        rows: places of the own rows in the source (n,).
-        positions: places of the own rows in the random ordering, ascending (n,).
-        values: tensors of the own rows, by name, all of the dtype of x.
-        x: the own rows of inputs, `values["x"]`.
+        rows: places of the local rows in the source (n,).
+        positions: places of the local rows in the random ordering, ascending (n,).
+        values: tensors of the local rows, by name, all of the dtype of x.
+        x: the local rows of inputs, `values["x"]`.
         sample: tensors of some rows of all processes, by name.
 
     Raises:
@@ -112,7 +112,7 @@ class ShardedData(ShardedPoints):
 
     @property
     def x(self) -> Float[Tensor, "n D"]:
-        """Inputs of the own rows."""
+        """Inputs of the local rows."""
         return self.values["x"]
 
     def digest(self) -> int:
@@ -140,7 +140,7 @@ class ShardedData(ShardedPoints):
         return self.world.gather(numbers)[self.world.gather(self.positions[here]).argsort()]
 
     def in_order(self, values: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L N"]:
-        """Values of all rows in the order of the source, on each process, from those of its own rows.
+        """Values of all rows in the order of the source, on each process, from the values of its local rows.
 
         All processes must call it at the same time.
         """

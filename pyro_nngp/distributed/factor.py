@@ -1,16 +1,16 @@
 r"""The Vecchia factor (I - A, V) of a prior whose rows are on several processes, and the posterior mean under it.
 
 A product with the precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` fetches the values of the halo, and gives
-back what the own rows add to rows of others. Conjugate gradients on :math:`\Lambda + \mathrm{diag}\,\tau` sum their
+back what the local rows add to rows of others. Conjugate gradients on :math:`\Lambda + \mathrm{diag}\,\tau` sum their
 dot products over the processes. The preconditioner is the Vecchia approximation with diagonal update of Kündig and
 Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`: with many rows on each process that of
 all rows, whose triangle is solved in rounds (:mod:`pyro_nngp.distributed.triangle`), so that iterations are as many as
 on one process. With few rows the exchanges of the rounds would take longer than everything else. The prior is then that
-of the own rows alone, which has no neighbors in halos, and iterations grow with the number of processes. All of this is
-on the CPU.
+of the local rows alone, which has no neighbors in halos, and iterations grow with the number of processes. All of this
+is on the CPU.
 
 Cost per iteration: O(n K), two exchanges of the halo, with many rows two more per round, and two sums of one number per
-latent function. Symbols: N rows of all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
+latent function. Symbols: N rows of all processes, n local rows, h rows of the halo, K neighbors, L latent functions.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 _RELATIVE = 1e-3  # as in pyro_nngp.variational.posterior_mean
 _LOOK, _MOST = 10, 1000  # iterations between checks of the residual, and in total
 ROWS_PER_ROUND = 1000
-"""Own rows in whose time a round of exchanges passes, about."""
+"""Local rows in whose time a round of exchanges passes, about."""
 
 
 class ShardedFactor:
-    """(I - A, V) of the own rows; all processes must call each method at the same time.
+    """(I - A, V) of the local rows; all processes must call each method at the same time.
 
     Args:
         graph: the neighbors.
@@ -45,9 +45,9 @@ class ShardedFactor:
 
     Attributes:
         graph: the neighbors.
-        w: weights of the own rows (n, K), 0 where there is no neighbor.
-        var: variances of the own rows (n,).
-        neighbors: places of their neighbors among own rows and halo (n, K), -1 padded.
+        w: weights of the local rows (n, K), 0 where there is no neighbor.
+        var: variances of the local rows (n,).
+        neighbors: places of their neighbors among local rows and halo (n, K), -1 padded.
     """
 
     def __init__(self, graph: ShardedGraph, conditional: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
@@ -66,7 +66,7 @@ class ShardedFactor:
 
     @cached_property
     def _alone(self) -> tuple[Tensor, "_Alone"]:
-        """Variances and triangle of the prior of the own rows."""
+        """Variances and triangle of the prior of the local rows."""
         away = self.neighbors >= self.num_own
         near, border = torch.where(away, -1, self.neighbors), away.any(-1).nonzero()[:, 0]
         w, var = self.w.clone(), self.var.clone()
@@ -84,7 +84,7 @@ class ShardedFactor:
 
     @property
     def rows(self) -> Int[Tensor, " n"]:
-        """Places of the own rows in the data."""
+        """Places of the local rows in the data."""
         return self.graph.data.rows.to(self.var.device)
 
     def total(self, part: Tensor) -> Tensor:
@@ -102,36 +102,36 @@ class ShardedFactor:
         return self._world.gather(own.movedim(-1, 0).contiguous()).movedim(0, -1)
 
     def own(self, every: Float[Tensor, "*L N"]) -> Float[Tensor, "*L n"]:
-        """Values at own rows from those at all."""
+        """Values at local rows from values at all."""
         first = self.graph.data.first
         return every[..., first : first + self.num_own]
 
     def near(self, u: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n K"]:
-        """Values at the neighbors of the own rows, anything where there is none."""
+        """Values at the neighbors of the local rows, anything where there is none."""
         return self.graph.complete(u)[..., self.neighbors.clamp(min=0)]
 
     def whiten_transposed(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
-        """(I - A)' V^-1/2 z at the own rows."""
+        """(I - A)' V^-1/2 z at the local rows."""
         values = z.double().cpu().reshape(-1, self.num_own).mT.numpy()
         return self._gathered(self._transposed @ values).mT.reshape(z.shape).to(z.device)
 
     def color(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
-        """(I - A)^-1 V^1/2 z at the own rows."""
+        """(I - A)^-1 V^1/2 z at the local rows."""
         right = (self.var.sqrt() * z.double()).cpu().reshape(-1, self.num_own)
         return self._triangle.solve(right).reshape(z.shape).to(z.device)
 
     def product(self, m: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
-        r""":math:`\Lambda m` at the own rows."""
+        r""":math:`\Lambda m` at the local rows."""
         values = m.cpu().reshape(-1, self._root.shape[0]).mT  # (n, L)
         every = torch.cat([values, self.graph.halo.fetch(values)]).numpy()
         return self._gathered(self._transposed @ (self._root @ every)).mT.reshape(m.shape).to(m.device)
 
     def diagonal(self) -> Float[Tensor, " n"]:
-        r"""Diagonal of :math:`\Lambda` at the own rows."""
+        r"""Diagonal of :math:`\Lambda` at the local rows."""
         return self._gathered(self._root.power(2).sum(0)).to(self.graph.x.device)
 
     def _gathered(self, local: np.ndarray) -> Tensor:
-        """Values at own rows, plus those that all processes have for them in their halos."""
+        """Values at local rows, plus those that all processes have for them in their halos."""
         every, n = torch.from_numpy(local), self._root.shape[0]
         return every[:n] + self.graph.halo.give_back(every[n:])
 
@@ -143,7 +143,7 @@ class ShardedFactor:
         tolerance: float = 1e-3,
         reduction: float = 0.0,
     ) -> Float[Tensor, "*L n"]:
-        """Mean of u at own rows given Gaussian observations; arguments as of ``variational.posterior_mean``."""
+        """Mean of u at local rows given Gaussian observations; arguments as of ``variational.posterior_mean``."""
         like = y
         y, precision, start = (part.double().cpu() for part in (y, precision, start))
         precondition = self._preconditioner(precision)
@@ -194,7 +194,7 @@ class ShardedFactor:
 
 
 class _Alone:
-    """I - A of the own rows without those of others."""
+    """I - A of the local rows without the columns of others."""
 
     def __init__(self, w: Tensor, neighbors: Tensor) -> None:
         self._triangle = SparseTriangle(w, neighbors, dependency_levels(neighbors))

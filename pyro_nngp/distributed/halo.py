@@ -1,9 +1,9 @@
-"""The halo: copies of the rows of other processes that the own rows need.
+"""The halo: copies of the rows of other processes that the local rows need.
 
-Rows of a process are its own, then those of its halo, by number. A halo is fetched again when the owners' values
+Rows of a process are its local rows, then its halo, by number. A halo is fetched again when the owners' values
 change; what a process adds to rows of its halo goes back to the owners (the transpose, which gradients need).
 
-Cost: bytes of the halo, in each direction. Symbols: n own rows, h rows of the halo.
+Cost: bytes of the halo, in each direction. Symbols: n local rows, h rows of the halo.
 """
 
 from typing import Any
@@ -20,11 +20,11 @@ class Halo:
     """The rows of other processes among some numbers; all processes must build it at the same time.
 
     Args:
-        data: the own rows.
-        numbers: numbers of rows that are needed, of any shape; own ones and -1 are passed over.
+        data: the local rows.
+        numbers: numbers of rows that are needed, of any shape; local ones and -1 are passed over.
 
     Attributes:
-        numbers: those of the halo, ascending (h,).
+        numbers: row numbers of the halo, ascending (h,).
     """
 
     def __init__(self, data: ShardedPoints, numbers: Int[Tensor, "..."]) -> None:
@@ -37,7 +37,7 @@ class Halo:
         return len(self.numbers)
 
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Places of numbers among own rows and halo; -1 for numbers of neither, and where the number is -1."""
+        """Places of numbers among local rows and halo; -1 for numbers of neither, and where the number is -1."""
         away = (numbers >= 0) & ~self._is_own(numbers)
         here = torch.where(numbers < 0, numbers, numbers - self._data.first)
         wanted = numbers[away].long()
@@ -47,27 +47,27 @@ class Halo:
         return here
 
     def numbers_at(self, places: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Numbers of places among own rows and halo; -1 stays."""
+        """Numbers of places among local rows and halo; -1 stays."""
         own = torch.arange(self._data.first, self._data.first + self._data.num_own)
         every = torch.cat([own, self.numbers]).to(places.device)
         return torch.where(places < 0, -1, every[places.clamp(min=0).long()])
 
     def fetch(self, own: Tensor) -> Tensor:
-        """Values of the halo (h, ...) from those of the own rows of all processes (n, ...)."""
+        """Values of the halo (h, ...) from the values of the local rows of all processes (n, ...)."""
         return self._route.back(own[self._wanted.to(own.device)])
 
     def give_back(self, halo: Tensor) -> Tensor:
-        """The sum, for each own row (n, ...), of the values (h, ...) that all processes have for it in their halos."""
+        """The sum, for each local row (n, ...), of the values (h, ...) for it in the halos of all processes."""
         own = halo.new_zeros(self._data.num_own, *halo.shape[1:])
         self.add_back(own, halo)
         return own
 
     def add_back(self, own: Tensor, halo: Tensor) -> None:
-        """Add to values of own rows (n, ...), in place, those (h, ...) that all processes have in their halos."""
+        """Add to values of local rows (n, ...), in place, those (h, ...) that all processes have in their halos."""
         own.index_add_(0, self._wanted.to(own.device), self._route.forward(halo))
 
     def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
-        """Own values and those of the halo, (n + h, ...), with gradients that go back to the owners."""
+        """Values of the local rows and of the halo, (n + h, ...), with gradients that go back to the owners."""
         return torch.cat([own, _Fetched.apply(own, self)])
 
     def _is_own(self, numbers: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Near:
 
     Attributes:
         points: the points.
-        places: of those near each place among own points and halo (Q, k).
+        places: of those near each place among local points and halo (Q, k).
     """
 
     def __init__(self, points: ShardedPoints, numbers: Int[Tensor, "Q k"]) -> None:
@@ -96,7 +96,7 @@ class Near:
         return self.places.shape
 
     def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
-        """Values at the points of `places` from those at own points."""
+        """Values at the points of `places` from values at local points."""
         return self._halo.complete(own.movedim(-1, 0).contiguous()).movedim(0, -1)
 
     def at(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L Q"]:
@@ -104,7 +104,7 @@ class Near:
         return self.complete(own)[..., self._first(own)]
 
     def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
-        """Sums over the places, of all processes, whose nearest point is an own one."""
+        """Sums over the places, of all processes, whose nearest point is an local one."""
         own = self.points.num_own
         here = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
         return here[..., :own] + self._halo.give_back(here[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)

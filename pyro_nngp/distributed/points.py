@@ -1,6 +1,6 @@
-"""Points on several processes, numbered across them: those of process 0 first.
+"""Points on several processes, numbered across them: points of process 0 first.
 
-Symbols: N points of all processes, n own points, D inputs, R processes.
+Symbols: N points of all processes, n local points, D inputs, R processes.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ class ShardedPoints:
 
     Args:
         world: the processes.
-        x: own points (n, D), possibly none.
-        positions: places of the own points in an ordering of all, ascending (n,); ties in distance go to the first.
+        x: local points (n, D), possibly none.
+        positions: places of the local points in an ordering of all, ascending (n,); ties in distance go to the first.
 
     Attributes:
         world: the processes.
-        x: the own points.
+        x: the local points.
         positions: their places in the ordering.
         num_rows: N.
         starts: first number of each process, and N, (R+1,).
@@ -39,7 +39,7 @@ class ShardedPoints:
 
     @property
     def x(self) -> Float[Tensor, "n D"]:
-        """The own points."""
+        """The local points."""
         return self._x
 
     @property
@@ -49,7 +49,7 @@ class ShardedPoints:
 
     @property
     def first(self) -> int:
-        """Number of the first own point."""
+        """Number of the first local point."""
         return int(self.starts[self.world.rank])
 
     def owners(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

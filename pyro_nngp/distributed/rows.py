@@ -1,10 +1,10 @@
-"""The rows of a method on one of several processes: own rows with a halo, and rows of others where they are needed.
+"""The rows of a method on one of several processes: local rows with a halo, and rows of others where they are needed.
 
-Own rows come first in x, y and everything else that there is per datum, then the rows of the halo. A computation that
+Local rows come first in x, y and everything else that there is per datum, then the rows of the halo. A computation that
 needs other rows (the mean by generalized least squares, the choice of K, predictions, scores) fetches them; all
 processes do so at the same time, each for itself.
 
-Symbols: N rows of all processes, n own rows, S fetched rows, P new points, K neighbors.
+Symbols: N rows of all processes, n local rows, S fetched rows, P new points, K neighbors.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from pyro_nngp.rows import Part, Rows
 
 @dataclass(frozen=True, eq=False)
 class ShardedRows(Rows):
-    """Own rows and those of the halo.
+    """Local rows and rows of the halo.
 
     Attributes:
         shard: the rows of all processes.
@@ -111,7 +111,7 @@ class ShardedRows(Rows):
             graph: the present neighbors.
             numbers: of the rows; at least one.
             ordered: whether to find the nearest predecessors of each row in the given order.
-            metric: of neighbors; None is that of the present ones.
+            metric: metric of neighbors; None keeps the present one.
         """
         values: Any = self.fetch(numbers, self.shard.values)
         rows = Rows(**values)

@@ -1,11 +1,11 @@
-"""Nearest neighbors among the rows of all processes, equal to those of one search over all rows.
+"""Nearest neighbors among the rows of all processes, the same as in one search over all rows.
 
-Each process searches its own rows first. The distance of the k-th of them bounds what is worth asking: a place goes to
-every process whose box of points it is nearer to, and the answers are merged by distance, ties by place in the
+Each process searches its local rows first. The distance of the k-th of them bounds what is worth asking: a place goes
+to every process whose box of points it is nearer to, and the answers are merged by distance, ties by place in the
 ordering. Distances are float64 of the same scaled coordinates on each process, and the distance to a box is computed as
 distances to points are, so that rounding cannot exclude a neighbor.
 
-Cost: a search among the own rows, and one for each place that is sent; in blocks, so that memory is O(block * k).
+Cost: a search among the local rows, and one for each place that is sent; in blocks, so that memory is O(block * k).
 Symbols: Q places, k neighbors, R processes, D inputs.
 """
 
@@ -47,11 +47,11 @@ class ShardedIndex:
         return x.double() / self._lengthscale.double()
 
     def predecessors(self, k: int) -> Int[Tensor, "n k"]:
-        """Numbers of the k nearest rows that precede each own row in the ordering, -1 padded."""
+        """Numbers of the k nearest rows that precede each local row in the ordering, -1 padded."""
         return self._in_blocks(self._points, k, self._data.positions, None)[0]
 
     def others(self, k: int, rows: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
-        """Numbers of the k nearest rows other than each own row, or than each of some own rows."""
+        """Numbers of the k nearest rows other than each local row, or than each of some local rows."""
         rows = torch.arange(self._data.num_own) if rows is None else rows.cpu()
         return self._in_blocks(self._points[rows], k, None, rows)[0]
 
@@ -60,9 +60,9 @@ class ShardedIndex:
         return self._in_blocks(self.scaled(x), k, None, None)[0]
 
     def parents(self, k: int) -> Int[Tensor, "n k"]:
-        """Numbers of at most k parents of each own row in a symmetric graph of all rows, -1 padded.
+        """Numbers of at most k parents of each local row in a symmetric graph of all rows, -1 padded.
 
-        The rule is that of :class:`~pyro_nngp.neighbors.SymmetricGraph`.
+        The rule is as in :class:`~pyro_nngp.neighbors.SymmetricGraph`.
         """
         data = self._data
         numbers, distance, near = self._in_blocks(self._points, k, None, torch.arange(data.num_own), True)
@@ -104,7 +104,7 @@ class ShardedIndex:
             places: scaled places (Q, D).
             k: number of neighbors.
             before: only rows with smaller positions count, (Q,); None is no limit.
-            without: own row to leave out for each place, (Q,); None is none.
+            without: local row to leave out for each place, (Q,); None is none.
         """
         world = self._data.world
         best = self._own(places, k, before, without)
@@ -121,7 +121,7 @@ class ShardedIndex:
         return best
 
     def _own(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> list[Tensor]:
-        """Distances, positions and numbers of the k nearest own rows, (Q, k) each; infinity and -1 for none."""
+        """Distances, positions and numbers of the k nearest local rows, (Q, k) each; infinity and -1 for none."""
         data = self._data
         if not data.num_own:
             none = torch.full((len(places), k), -1)

@@ -2,7 +2,7 @@
 
 A source is anything with a ``shape`` whose slices ``source[start:stop]`` are arrays: NumPy's memory maps, arrays of
 Zarr and HDF5, tensors, and columns of a Parquet file by :class:`ParquetColumns`. The path of a ``.npy`` file is opened
-as a memory map, that of a ``.zarr`` store as an array.
+as a memory map, columns of a ``.zarr`` store as an array.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Tables of neighbors of the own rows of a process, with the rows of others that they need as a halo.
+"""Tables of neighbors of the local rows of a process, with the rows of others that they need as a halo.
 
-Rows are numbered on each process: own ones 0 .. n-1 in the order of the ordering, then the halo. A batch is made of own
-rows; its neighbors may be in the halo. Neighbors are those of the table over all rows, and are kept in 32 bits.
+Rows are numbered on each process: local ones 0 .. n-1 in the order of the ordering, then the halo. A batch is made of
+local rows; its neighbors may be in the halo. Neighbors are as in the table over all rows, and are kept in 32 bits.
 
-Cost: that of :mod:`pyro_nngp.distributed.search` at construction and at each refresh, and O(n K) memory, 4 bytes per
-neighbor. Symbols: N rows of all processes, n own rows, h rows of the halo, K neighbors.
+Cost: :mod:`pyro_nngp.distributed.search` at construction and at each refresh, and O(n K) memory, 4 bytes per
+neighbor. Symbols: N rows of all processes, n local rows, h rows of the halo, K neighbors.
 """
 
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from pyro_nngp.neighbors.table import without_parents
 
 
 class ShardedTable(NeighborTable):
-    """The K neighbors of each own row among the rows of all processes; all of them must build it at the same time.
+    """The K neighbors of each local row among the rows of all processes; all of them must build it at the same time.
 
     Args:
         data: the rows of all processes.
@@ -34,7 +34,7 @@ class ShardedTable(NeighborTable):
         data: the rows of all processes.
         halo: the rows of others, exchanged when values change.
         index: the search over all rows, for predictions.
-        x: inputs of own rows and halo (n + h, D).
+        x: inputs of local rows and halo (n + h, D).
         neighbors: places of the neighbors among these (n, K), int32 where N allows it.
 
     Raises:
@@ -67,7 +67,7 @@ class ShardedTable(NeighborTable):
         return self.data.num_rows
 
     def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
-        """Values at own rows and halo from those at own rows; all processes must call it."""
+        """Values at local rows and halo from values at local rows; all processes must call it."""
         return self.halo.complete(own.movedim(-1, 0)).movedim(0, -1)
 
     def total(self, part: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class ShardedTable(NeighborTable):
         self.x = torch.cat([own, self.halo.fetch(own)]).to(device)
 
     def search(self, k: int) -> Int[Tensor, "n k"]:
-        """Numbers of the k neighbors of each own row."""
+        """Numbers of the k neighbors of each local row."""
         undefined(self, "search", "table")
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
@@ -137,7 +137,7 @@ class ShardedTable(NeighborTable):
 
 
 class ShardedGraph(ShardedTable, NeighborGraph):
-    """At most K nearest predecessors of each own row in the random ordering of the rows of all processes.
+    """At most K nearest predecessors of each local row in the random ordering of the rows of all processes.
 
     Args:
         data: the rows of all processes.
@@ -180,7 +180,8 @@ class ShardedNeighborhoods(ShardedGraph):
         num_context: C, further nodes of each row: of its C nearest others those that are not its neighbors.
 
     Attributes:
-        neighbors: of own rows, of rows that these are conditioned on, and -1 for those that only these need (n + h, K).
+        neighbors: of local rows, of rows that these are conditioned on, and -1 for those that only these need (n + h,
+            K).
         context: places of the further nodes, -1 padded (n + h, C).
         rank: places in the random ordering (n + h,).
     """
@@ -214,13 +215,13 @@ class ShardedNeighborhoods(ShardedGraph):
 
 
 class ShardedOthers(ShardedTable, NearestOthers):
-    """The K nearest other rows of each own row, among the rows of all processes."""
+    """The K nearest other rows of each local row, among the rows of all processes."""
 
     def search(self, k: int) -> Int[Tensor, "n k"]:
         return self.index.others(k)
 
     def others(self, k: int | None = None, idx: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
-        """Places of the K nearest other rows of own rows; of no other number than K."""
+        """Places of the K nearest other rows of local rows; of no other number than K."""
         if k not in (None, self.num_neighbors):
             super().others(k, idx)
         return self._neighbors_of(idx)

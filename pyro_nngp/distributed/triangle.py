@@ -6,7 +6,8 @@ rows of that round, and sends those that others need. So each row is computed on
 the halo is sent once. In a random ordering rounds grow with the logarithm of the rows: 93 and 206 for a million rows in
 two dimensions on 2 and 512 processes, K = 16 (benchmarks/results/shards.md).
 
-Cost: O(n K), and as many exchanges as rounds. Symbols: n own rows, h rows of the halo, K neighbors, L right-hand sides.
+Cost: O(n K), and as many exchanges as rounds. Symbols: n local rows, h rows of the halo, K neighbors, L right-hand
+sides.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class Round(NamedTuple):
     """Work of a process in one round.
 
     Attributes:
-        rows: own rows of the round.
+        rows: local rows of the round.
         near: places among `rows` of their neighbors of the same round (n_k, K), -1 for others.
         levels: dependency levels of these.
         halo: the halo's rows that are computed in this round.
@@ -47,7 +48,7 @@ def find_rounds(data: ShardedData, halo: Halo, neighbors: Int[Tensor, "n K"]) ->
     Args:
         data: the rows.
         halo: the rows of others.
-        neighbors: places of the neighbors of own rows among these and the halo (n, K), -1 padded.
+        neighbors: places of the neighbors of local rows among these and the halo (n, K), -1 padded.
     """
     count, near = len(neighbors), neighbors.clamp(min=0)
     own = torch.where(neighbors < count, neighbors, -1)
@@ -74,11 +75,11 @@ def find_rounds(data: ShardedData, halo: Halo, neighbors: Int[Tensor, "n K"]) ->
 
 
 class ShardedTriangle:
-    """I - A of all rows; all processes must call each method at the same time. All of it is on the CPU.
+    """I - A of all rows; all processes must call each method at the same time. All values are on the CPU.
 
     Args:
         rounds: from :func:`find_rounds`.
-        w: weights of own rows (n, K), 0 where there is no neighbor.
+        w: weights of local rows (n, K), 0 where there is no neighbor.
         neighbors: as of :func:`find_rounds`.
         num_halo: h.
     """

@@ -34,7 +34,7 @@ class World:
     Attributes:
         rank: number of this process, 0 .. R-1.
         size: R.
-        traffic: bytes that this process has sent, by operation; of sums those of a ring, 2 (R-1) / R times the size.
+        traffic: bytes that this process has sent, by operation; for sums as in a ring, 2 (R-1) / R times the size.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class World:
         return total.to(values.device)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Rows of all processes, those of process 0 first; on each process any number of them."""
+        """Rows of all processes, rows of process 0 first; on each process any number of them."""
         counts = self._gather_equal(torch.tensor([len(values)]))
         most = int(counts.max())
         padded = values.new_zeros((most, *values.shape[1:]))

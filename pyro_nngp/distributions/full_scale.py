@@ -20,12 +20,12 @@ gives density and posterior of :math:`\nu` by the M x M matrix :math:`G = I + W^
 .. math:: -2 \log p(f) = e^\top e - e^\top W G^{-1} W^\top e + \log|G| + \log|V| + N \log 2\pi, \qquad
    \nu \mid f \sim N(G^{-1} W^\top e,\, G^{-1}) .
 
-Conditionals at new points follow as those of a linear trend with a normal prior: with weights w and variance v of r
+Conditionals at new points follow as for a linear trend with a normal prior: with weights w and variance v of r
 given its neighbors and :math:`b = \varphi(x) - \sum_k w_k \varphi(x_k)`,
 
 .. math:: f(x) \mid f \sim N(w^\top f_n + b^\top G^{-1} W^\top e,\; v + b^\top G^{-1} b) .
 
-Observations with Gaussian noise add its variance to that of the residual, at targets and neighbors alike; f is then
+Observations with Gaussian noise add its variance to the residual's, at targets and neighbors alike; f is then
 integrated out, as in :class:`~pyro_nngp.models.vecchia.Vecchia`.
 
 Cost: O(N (K^3 + K^2 M + M^2)) time and O(N K (K + M)) memory for a density with its gradient. Symbols: N points, K
@@ -74,7 +74,7 @@ class FullScaleNNGP(TorchDistribution):
 
     Raises:
         TypeError: if `graph` is not a NeighborGraph, `kernel` no covariance function, or a value no tensor of floats.
-        ValueError: for other shapes, dtypes or devices than those of the points, a noise below 0, or a kernel of other
+        ValueError: for other shapes, dtypes or devices than the points have, a noise below 0, or a kernel of other
             columns.
         NotImplementedError: for a kernel whose hyperparameters have batch dimensions.
     """

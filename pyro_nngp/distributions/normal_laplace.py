@@ -66,7 +66,7 @@ class NormalLaplace(Expandable):
             return self.loc + self.var.sqrt() * torch.randn_like(noise) + noise
 
     def _side(self, distance: Tensor, rate: Tensor) -> Tensor:
-        """log E exp(-rate e / s) [e > 0] for e ~ N(distance, var): two forms of it, each where it does not cancel."""
+        """log E exp(-rate e / s) [e > 0] for e ~ N(distance, var): two forms, each where it does not cancel."""
         least = (torch.finfo(distance.dtype).eps * self.scale).square()
         sd, slope = torch.maximum(self.var, least).sqrt(), rate / self.scale
         x = distance / sd - slope * sd

@@ -7,7 +7,7 @@ likelihood:
    P = \Lambda + \mathrm{diag}\,\tau,
 
 with :math:`\Lambda` the sparse precision of the prior. The prior cancels in the divergence, and the evidence of the
-sites is that of a response model with known noise (Vecchia 1988; :class:`~pyro_nngp.models.Vecchia`), so that
+sites is the same as in a response model with known noise (Vecchia 1988; :class:`~pyro_nngp.models.Vecchia`), so that
 
 .. math:: KL(q \,\|\, p) = \sum_j \Big[ E_{q(u_j)} \log N(t_j \mid u_j, \tau_j^{-1})
    - \log N\big(t_j \mid w_j^\top t_{n(j)},\; v_j + \tau_j^{-1}\big) \Big],
@@ -62,7 +62,7 @@ class SitePosterior(Expandable):
         variance: marginal variances, of the same shape.
         offset: a number added to the log evidence of each set of sites, in equal parts for all points.
         evidence: maps a prior over all points, targets and precisions to the log evidence under the prior of latent
-            values, in place of that of the observations and the offset; None has the latter.
+            values, in place of the term of the observations and the offset; None has the latter.
 
     Raises:
         ValueError: if shapes disagree.
@@ -129,7 +129,7 @@ class SitePosterior(Expandable):
     def log_evidence(self, prior: NNGP) -> Float[Tensor, "*S B"]:
         """Log densities of the targets of a batch given the observations of their neighbors, under a prior.
 
-        With `evidence`, equal parts of it.
+        With `evidence`, equal parts of the evidence.
         """
         if self.evidence is not None:
             whole = self.evidence(prior, self.target, self.precision).to(self.loc)

@@ -99,7 +99,7 @@ def system(
 
 @triton.jit
 def left_of(tile, factor, columns, rows, stop, height, ROWS: tl.constexpr, T: tl.constexpr):
-    """A tile minus the contributions of the panels left of it: the left-looking step."""
+    """A tile minus the contributions of the panels on its left: the left-looking step."""
     for start in range(0, stop, T):
         across = start + tl.arange(0, T)
         a = tl.load(factor + columns[:, None] * ROWS + across[None, :])

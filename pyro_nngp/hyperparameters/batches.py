@@ -1,4 +1,4 @@
-"""Batch dimensions of hyperparameters: several sets of values at once, in front of each value's own shape.
+"""Batch dimensions of hyperparameters: several sets of values at once, in front of each value's shape.
 
 They come from vectorized plates (``num_particles``, ``Predictive(parallel=True)``), from enumerated sites and from
 ``torch.vmap``. A value without them is one set.
@@ -29,8 +29,8 @@ def is_computed(value: Any) -> bool:
 def batch_shape_of(module: PyroModule, name: str, value: Tensor, size: int = 1) -> torch.Size:
     """Batch shape of a hyperparameter's value: what is in front of a number or of one number for each column.
 
-    The shape of a prior distribution says which dimensions are the value's own. Without one a last dimension of `size`
-    > 1 is that of the columns, and all others are batch dimensions.
+    The shape of a prior distribution says which dimensions belong to the value. Without one a last dimension of `size`
+    > 1 belongs to the columns, and all others are batch dimensions.
 
     Args:
         module: the module that owns the hyperparameter.
@@ -60,7 +60,7 @@ def declared_batch_shape(module: Any, name: str, value: Tensor) -> torch.Size:
 
 
 def placed(batch: torch.Size) -> torch.Size:
-    """A batch shape with its first dimension at that of the vectorized plate which it comes from.
+    """A batch shape with its first dimension at the vectorized plate from which it comes.
 
     ``Predictive(parallel=True)`` puts the dimension of the draws directly in front of a vector, whatever plates there
     are in between. Leading dimensions of one are left out.

@@ -24,7 +24,7 @@ def describe(module: PyroModule, unset: Collection[str] = ()) -> str:
 
 
 def parameters(module: PyroModule) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of the ``PyroParam`` attributes of a module, without those of its submodules."""
+    """Names and values of the ``PyroParam`` attributes of a module, without its submodules."""
     for name, (constraint, _) in module._pyro_params.items():
         yield name, transform_to(constraint)(module._parameters[f"{name}_unconstrained"].detach())
 

@@ -1,4 +1,4 @@
-"""The base of every model as a Pyro module: its parameters are its own, in no store."""
+"""The base of every model as a Pyro module: it holds its parameters, in no store."""
 
 import copy
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from pyro_nngp.hyperparameters.scaled import Scaled
 
 
 class GPModule(PyroModule):
-    """A PyroModule that holds its own parameters.
+    """A PyroModule that holds its parameters itself.
 
     Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Here a
-    parameter that is read within a Pyro program becomes a param site with the module's own value: ``parameters()``,
+    parameter that is read within a Pyro program becomes a param site with the module's value: ``parameters()``,
     ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors, and no store holds them. What a user's
     function creates by ``pyro.param`` is in Pyro's store and not part of the module.
     """
@@ -50,7 +50,7 @@ class GPModule(PyroModule):
         return super().__getattr__(name)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Add a submodule, even one that has run on its own before."""
+        """Add a submodule, even one that has run alone before."""
         if module is not None:
             release(module)
         super().add_module(name, module)
@@ -99,7 +99,7 @@ class GPModule(PyroModule):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, (constraint, _) in self._pyro_params.items():
-            if isinstance(constraint, Scaled):  # the parameter is in multiples of it
+            if isinstance(constraint, Scaled):  # the parameter is in multiples of the scale
                 destination[f"{prefix}{name}_unit"] = constraint.unit.clone()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *settings: Any) -> None:
@@ -161,7 +161,7 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
 
 
 def freeze(module: Any, at: Mapping[tuple[PyroModule, str], Tensor] | None = None) -> Any:
-    """A deep copy whose hyperparameters are plain tensors, detached: their present values, and those of priors `at`.
+    """A deep copy whose hyperparameters are plain tensors, detached: their present values, and values of priors `at`.
 
     Evaluating it has no Pyro effects. Callables that are not modules are returned unchanged.
     """

@@ -86,7 +86,7 @@ def lognormal_priors(
         medians: medians by name; None is 1 for each lengthscale and 0.05 for a kernel's variance, the choice of Rossi
             et al. (2021), section 3.1, for standardized data.
         scale: standard deviation of the logarithms.
-        like: tensor whose dtype and device the priors take, such as the inputs; None is that of the parameters.
+        like: tensor whose dtype and device the priors take, such as the inputs; None takes the parameters'.
 
     Returns:
         The module.

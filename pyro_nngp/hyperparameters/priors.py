@@ -148,7 +148,7 @@ def count_draws_of(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) 
 
 
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
-    """Raise if attributes became random after the guide was built, or are those of another method by now."""
+    """Raise if attributes became random after the guide was built, or belong to another method by now."""
     missing = {site for site in sampled_attributes(owner) if site[1] not in guide._latents} - set(guide._sites)
     if missing:
         names = sorted(attribute for _, attribute in missing)

@@ -107,7 +107,7 @@ def split_sets(values: Values) -> tuple[list[Values], torch.Size]:
     """Values in a vectorized program, one set of hyperparameters after the other.
 
     Within vectorized plates, and where an upstream site is enumerated, hyperparameters have batch dimensions. Code
-    whose cost per set is far above that of a step of a Python loop loses nothing by taking the sets in turn.
+    whose cost per set is far above a step of a Python loop loses nothing by taking the sets in turn.
 
     Returns:
         The sets, and the batch shape that they have in row-major order; the values and () where there is one set.

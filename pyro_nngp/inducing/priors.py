@@ -108,7 +108,7 @@ class Determinantal(Interacting):
         kernel: a kernel or any covariance function, such as the kernel of the model.
         base: :math:`p_0`, a distribution over (M, D).
         correlation: False takes the determinant of the covariance matrix, as in the paper, :math:`\sigma^{2M}` times
-            the other: a prior of the kernel's variance gets M more powers of it.
+            the other: a prior of the kernel's variance gets M more powers.
         jitter: relative nugget; None takes 1e-6. It keeps the density positive where points coincide.
 
     Raises:

@@ -41,7 +41,7 @@ class Covariance:
     batch_shape: torch.Size | None = torch.Size()
 
     def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "..."]:
-        """Covariances (*S, ..., n, m) of the rows of x with those of z, which autograd may need: do not change them."""
+        """Covariances (*S, ..., n, m) of rows of x with rows of z, which autograd may need: do not change them."""
         return self.block(x, z)
 
     def shifted(self, count: int) -> "Covariance":
@@ -148,7 +148,7 @@ class Kernel(GPModule):
     attributes, such as those that :meth:`declare` makes. Variances are then blocks of one point, and a batch of
     hyperparameters is evaluated one set after the other. A subclass that defines ``bind`` decorates it with
     :func:`pyro.nn.pyro_method`, reads hyperparameters by :meth:`read`, whose batch dimensions lead
-    those of the inputs, and returns a :class:`Covariance`.
+    dimensions of the inputs, and returns a :class:`Covariance`.
 
     Args:
         input_dim: number D of input columns that the kernel acts on.
@@ -222,7 +222,7 @@ class Kernel(GPModule):
     def forward(
         self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"] | None = None, diag: bool = False
     ) -> Float[Tensor, "..."]:
-        """Covariances (*S, ..., n, m) of the rows of x with those of z (default x), S the batch of hyperparameters.
+        """Covariances (*S, ..., n, m) of rows of x with rows of z (default x), S the batch of hyperparameters.
 
         With ``diag=True`` the variances (*S, ..., n) at x, without z.
         """

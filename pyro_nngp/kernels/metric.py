@@ -72,7 +72,7 @@ class KernelMetric(nn.Module):
 
     @torch.no_grad()
     def distance(self, x: Float[Tensor, "B D"], z: Float[Tensor, "B m D"]) -> Float[Tensor, "B m"]:
-        """One minus the absolute correlation of each x with its own m points z."""
+        """One minus the absolute correlation of each x with m points z of its row."""
         cov = bind_double(self._kernel(), self._dtype)
         x, z = x.double(), z.double()
         scale = (cov.diag(x)[:, None] * cov.diag(z)).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
@@ -136,7 +136,7 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
 def warn_of_unset_lengthscale(where: str, kernel: Any, x: Float[Tensor, "N D"]) -> None:
     """Warn, once for each kernel, of lengthscales that were left unset and are far from the units of their columns.
 
-    Methods start such lengthscales from the data; in a program of one's own they keep the placeholder 1.
+    Methods start such lengthscales from the data; in a Pyro program they keep the placeholder 1.
     """
     if not isinstance(kernel, Kernel) or kernel in _SEEN:
         return

@@ -68,7 +68,7 @@ def block(
 
     Args:
         x: shape (..., n, D).
-        z: shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        z: shape (..., m, D); batch dimensions broadcast against ``x``.
         lengthscale: scalar, (D,), or (*S, D) or (*S, 1) for a batch of kernels.
         variance: scalar, or (*S,).
         profile: one of the profiles of this module.
@@ -111,7 +111,7 @@ def scaled_block(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Te
 
     Args:
         x: inputs divided by ``profile.stretch`` lengthscales, shape (..., n, D).
-        z: likewise, shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        z: likewise, shape (..., m, D); batch dimensions broadcast against ``x``.
         variance: scalar tensor, or one that broadcasts against the block.
         profile: one of the profiles of this module.
 

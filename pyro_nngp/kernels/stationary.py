@@ -52,9 +52,9 @@ class Stationary(Kernel):
         variance: marginal variance :math:`\sigma^2`, a scalar.
         lengthscale: :math:`\ell`, a scalar or one value per input dimension, shape (D,).
         active_dims: which columns of the input to use; by default the input has exactly D columns.
-        isotropic: whether a lengthscale that is left out is one number for all columns; by default each has its own.
+        isotropic: whether a lengthscale that is left out is one number for all columns; by default each has one.
 
-    Values of sites may have batch dimensions (*S,), those of a lengthscale in front of its columns: (*S, D). Scalars
+    Values of sites may have batch dimensions (*S,), a lengthscale has them in front of its columns: (*S, D). Scalars
     (*S,) whose last dimension happens to be D need their columns, ``value[..., None].expand(*value.shape, D)``.
 
     Raises:

@@ -82,8 +82,8 @@ class Likelihood(GPModule):
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
         A model passes the copy to code that evaluates the likelihood later, outside the model's Pyro context. Where a
-        vector with a prior has batch dimensions of vectorized plates, its own dimension replaces those of the data's
-        plates, which have size one in it; if the likelihood is not `elementwise`, it stays behind them.
+        vector with a prior has batch dimensions of vectorized plates, its last dimension replaces the ones of the
+        data's plates, which have size one in it; if the likelihood is not `elementwise`, it stays behind them.
         """
         bound = bound_copy(self)
         for name in self._pyro_samples:
@@ -101,7 +101,7 @@ class Likelihood(GPModule):
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether each row has its own number of trials or its own limit."""
+        """Whether rows differ in their numbers of trials or limits."""
         return self.takes_trials or self.takes_limits
 
     def for_rows(

@@ -54,7 +54,7 @@ class SuccessCounts(Likelihood):
         return 1.0
 
     def observations(self, y: Tensor) -> PseudoObservations | None:
-        """Empirical logits where each row has its own number of trials."""
+        """Empirical logits where rows differ in their numbers of trials."""
         if not isinstance(self.total_count, Tensor):
             return None
         share = (y + 0.5) / (self.total_count + 1)

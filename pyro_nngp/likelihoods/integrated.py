@@ -4,7 +4,7 @@ r"""FITC and VFE: the two ways to integrate f out of p(y | f) given the inducing
    \text{FITC:}\ \log \int p(y \mid f)\, N(f \mid m, v)\, df, \qquad
    \text{VFE:}\ \int \log p(y \mid f)\, N(f \mid m, v)\, df
 
-Several draws of the moments m and v, those of a deep process, are averaged inside the logarithm by FITC and outside by
+Several draws of the moments m and v, as in a deep process, are averaged inside the logarithm by FITC and outside by
 VFE.
 
 Differs from Rossi et al. (2021, equations 3, 4 and 24): several draws, by their log-mean-exp.

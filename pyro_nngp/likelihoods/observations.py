@@ -27,5 +27,5 @@ class PseudoObservations(NamedTuple):
         return cls(level, obs, noise)
 
     def without(self, offset: Float[Tensor, "*L N"]) -> "PseudoObservations":
-        """Observations of f less a known part of it."""
+        """Observations of f less a known part."""
         return PseudoObservations.of(self.obs - offset, self.noise)

@@ -58,7 +58,7 @@ Focus: TypeAlias = tuple[Tensor, Tensor]
 pole or branch point in the complex plane) from the real axis, or less."""
 
 BRANCH = 2.7
-"""Distance of the singularities of log Phi from the real axis, a little less than that of the sigmoid's (pi)."""
+"""Distance of the singularities of log Phi from the real axis, a little less than the sigmoid's (pi)."""
 
 
 def at_zero(y: Tensor) -> Focus:
@@ -160,7 +160,7 @@ def log_expectation(
     r"""The logarithm of the expectation of :math:`\exp g(f)` over a normal f, elementwise.
 
     A search without gradients narrows (or moves) a window until it just holds the integrand. A sharp integrand stays
-    where it is when loc and scale change, so its nodes are held fixed in f and the gradient is that of the normal
+    where it is when loc and scale change, so its nodes are held fixed in f and the gradient comes from the normal
     density; nodes that moved with loc would need the slope of g, which they do not resolve. A broad integrand has nodes
     fixed in :math:`t = (f - loc) / scale`, because the gradients of the normal density at fixed f would cancel there.
 

@@ -33,7 +33,7 @@ from pyro_nngp.likelihoods.quadrature import normal_nodes
 from pyro_nngp.linalg import cholesky, factor_log_det, factor_solve, half_solve
 
 _NODES, _NEWTON_STEPS = 512, 20
-_WIDER = 1.1  # standard deviations of the importance samples, in those of the Laplace approximation
+_WIDER = 1.1  # standard deviations of the importance samples relative to the Laplace approximation
 
 
 class Multinomial(Likelihood):

@@ -36,7 +36,7 @@ class MultifrontalFactor:
 
     Args:
         plan: the order of elimination for the families of R.
-        root: entries of R at the members of each family, (N, k); those of a point that stands twice are added.
+        root: entries of R at the members of each family, (N, k); entries of a point that stands twice are added.
         diagonal: tau.
 
     Attributes:

@@ -42,7 +42,7 @@ class Front:
     """The dense matrix in which the points of a node are eliminated.
 
     Attributes:
-        points: the points, those of the node first, (m,).
+        points: the points, the node's first, (m,).
         size: number of points of the node.
         families: the families whose outer products belong to this front, (f,).
         members: places of their members among `points`, (f, k).

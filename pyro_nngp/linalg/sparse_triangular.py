@@ -126,7 +126,7 @@ def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], 
 class SparseTriangle:
     """Many solves with one I - A on a CPU: rows in level order, so that weights are read one after the other.
 
-    Without compiled code SciPy's SuperLU solves: in level order, I - A is its own factor.
+    Without compiled code SciPy's SuperLU solves: in level order, I - A is a factor already.
 
     Args:
         w: weights in double precision, 0 where there is no neighbor.

@@ -94,7 +94,7 @@ def spatial_order(points: Floats) -> Ints:
 def farthest_points(points: Floats, first: int) -> Ints:
     """Rows from `first` on, each the farthest from all before it, without those that coincide with others; ties by row.
 
-    Distances are those of float64 differences, squared and added in the order of the columns.
+    Distances come from float64 differences, squared and added in the order of the columns.
     """
     points = _places("points", points)
     if not 0 <= first < len(points):

@@ -1,6 +1,6 @@
 """The argument structures of the compiled functions, field for field as in the C++ sources.
 
-Their sizes are compared with those of the library when it is loaded, and a library of another version is rejected.
+Their sizes are compared with the library's when it is loaded, and a library of another version is rejected.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
 """Choice of the number K of neighbors: it is doubled while that helps.
 
-The variance of f decides. Under much noise that of y hardly changes with K, and that of f may fall by a factor of six:
-a smooth function needs all the observations within a lengthscale or so, the more, the noisier they are.
+The variance of f decides. Under much noise the variance of y hardly changes with K, while the variance of f may fall by
+a factor of six: a smooth function needs all the observations within a lengthscale or so, the more, the noisier they
+are.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ cover the domain, so that later ones find predecessors on all sides, which makes
 under coordinate orderings with the same number of neighbors (Guinness 2018).
 
 Maximin: each point is the one farthest from all points before it, starting from the point nearest to the mean; ties go
-to the smaller row. This is the greedy ordering itself, not an approximation of it.
+to the smaller row. This is the greedy ordering itself, not an approximation.
 
 Cost: random and coordinate O(N log N), principal O(N D^2) more. Maximin O(N log N) in low
 dimension: 2.6 s for 10^6 points in the plane, 3 s for 10^5 in eight dimensions. At most, and without compiled code,

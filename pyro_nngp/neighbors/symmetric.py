@@ -24,7 +24,7 @@ Neighbors: TypeAlias = tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]
 class SymmetricGraph(NeighborGraph):
     """A neighbor graph whose edges join nearest neighbors in both directions.
 
-    Arguments and attributes are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`.
+    Arguments and attributes are as in :class:`~pyro_nngp.neighbors.graph.NeighborGraph`.
 
     Row i of `neighbors` holds the parents of point i, nearest first; min(K, i - 1) of them for the i-th in the
     ordering.

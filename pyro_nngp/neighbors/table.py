@@ -66,7 +66,7 @@ class NeighborTable(torch.nn.Module):
 
     A subclass registers the buffer ``neighbors`` (N, K) after the points.
 
-    Arguments are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, except `neighbors`.
+    Arguments are as in :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, except `neighbors`.
 
     Attributes:
         x, order, neighbors, lengthscale: buffers, part of the ``state_dict``.
@@ -198,7 +198,7 @@ class NeighborTable(torch.nn.Module):
         Args:
             rows: distinct row numbers.
 
-        Cost: that of the search among these points.
+        Cost: the search among these points.
         """
         ordering, k = positions_in(self.order)[rows].argsort(), min(self.num_neighbors, len(rows) - 1)
         search: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}

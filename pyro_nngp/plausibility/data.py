@@ -4,7 +4,7 @@ r"""Warnings of data that a model accepts, but that are hardly meant.
 2. An offset that is not on the scale of the link, such as an exposure in place of its logarithm.
 3. Targets that are all the same: nothing can be learned from them, and predictions are certain everywhere.
 4. A prior of the kernel's variance for data in other units: the function is explained away as noise.
-5. Rows that come more than once, such as those of a bootstrap: noise is learned from them, and goes to zero. Where a
+5. Rows that come more than once, such as in a bootstrap sample: noise is learned from them, and goes to zero. Where a
    few rows come very often, as in tables of few distinct objects, new rows are likely to be among them, and the copies
    tell of these: with all copies, held-out NLLs of keggdirected are lower by .9 to 1.4.
 6. A code for missing values, such as -9999, or a value in other units: a Gaussian process follows it.
@@ -30,7 +30,7 @@ _ENOUGH = 10  # rows
 _COPIES = 0.25  # share of rows; .37 in a bootstrap, .15 and less on 27 sets with real targets, but for keggdirected
 _GAP, _CODES = 20.0, 0.05  # between y and codes, in spreads of y and as more than half of its range; their share
 _STEPS = 200.0  # steps of the dtype within a spread of y, at least
-_PRIOR = 100.0  # variance of f in the data, relative to the median of its prior; that of lognormal_priors is 1 / 20
+_PRIOR = 100.0  # variance of f in the data over the median of its prior, which is 1 / 20 for lognormal_priors
 
 
 def warn_of_spreads(where: str, spread: Float[Tensor, " T"]) -> None:
@@ -132,7 +132,7 @@ def warn_of_prior_variance(where: str, parts: Iterable[nn.Module], spread: Tenso
 def warn_of_copies(where: str, x: Float[Tensor, "N D"], y: Float[Tensor, "N *T"]) -> None:
     """Warn if many rows are exact copies of others, x and y, and none comes far more often than others.
 
-    The numbers of times that rows come then vary no more than those of a Poisson distribution: their variance is .4
+    The numbers of times that rows come then vary no more than in a Poisson distribution: their variance is .4
     times their mean in a bootstrap, 6 to 300 times in keggdirected and keggundirected.
 
     Args:

@@ -25,7 +25,7 @@ FAR_SHARE, _TRIED = 0.1, 64  # of new points, above which there is a warning; ro
 
 @torch.no_grad()
 def share_of_far_points(bound: Bound, x_new: Float[Tensor, "P D"], variance: Float[Tensor, "*L P"]) -> float:
-    """Share of new points whose variance is all but that of the prior."""
+    """Share of new points whose variance is all but the prior variance."""
     return float((variance > _UNKNOWN * bound.covariance.diag(x_new)).double().mean())
 
 
@@ -44,7 +44,7 @@ def data_are_connected(bound: Bound, graph: Any, variance_at: Callable[[Tensor],
 
 
 def can_be_far(bound: Bound) -> bool:
-    """Whether predictions far from data would be a constant, and the kernel's variance that of f."""
+    """Whether predictions far from data would be a constant, and the kernel's variance equal to the variance of f."""
     is_one = len(bound.covariances) == 1 and "mixing" not in bound.others  # no loadings of outputs
     return is_one and isinstance(bound.mean_function, ConstantMean)
 

@@ -2,7 +2,7 @@ r"""A warning for places in degrees or meters that the kernel cannot take as the
 
 A degree of longitude is :math:`\cos\phi` times as long as one of latitude. One lengthscale for each column absorbs that
 where latitudes :math:`\phi` are much the same, but not over a continent, nor across the date line; a lengthscale that
-both columns share never does. Meters of a projection beside another unit, such as hours, need their own lengthscales.
+both columns share never does. Meters of a projection beside another unit, such as hours, need separate lengthscales.
 
 Cost: O(min(N, 4096) D).
 """
@@ -22,7 +22,7 @@ _LONGITUDES, _LATITUDES = ("lon", "long", "lng", "longitude"), ("lat", "latitude
 _VARIES = 1.25  # ratio of the lengths of a degree of longitude at the latitudes of the data
 _ALIKE = 0.95  # cosine above which a degree of longitude counts as long as one of latitude
 _OTHER_UNIT = 100.0  # ratio of spreads
-_QUARTILES = 45.0  # degrees between those of longitudes around the globe; 15 for a column of a telescope's images
+_QUARTILES = 45.0  # degrees between quartiles of longitudes around the globe; 15 for a column of a telescope's images
 
 
 def warn_of_units(where: str, x: Float[Tensor, "N D"], names: tuple[str, ...] | None, kernel: Any) -> None:
@@ -86,7 +86,7 @@ def _finer_than_tenths(x: Float[Tensor, "n D"]) -> Bool[Tensor, " D"]:
 
 
 def _degrees_in_europe(x: Tensor, shared: list[set[int]]) -> tuple[int, int] | None:
-    """Two columns with a lengthscale of their own, and no other column, with values as in Europe, finer than tenths.
+    """Two columns with separate lengthscales, and no other column, with values as in Europe, finer than tenths.
 
     Other quantities have such values too, but are not given one lengthscale.
     """

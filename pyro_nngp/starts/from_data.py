@@ -8,7 +8,7 @@ with it.
    level of the mean; the user's mean function is subtracted instead where it explains anything.
 2. Each lengthscale starts at a robust standard deviation of its column (``column_scale``) times
    the root of the number of columns that the kernel has, periods at the peak of a Lomb-Scargle periodogram, the
-   kernel's variance at that of the observations.
+   kernel's variance at the variance of the observations.
 3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
    density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
    common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard

@@ -1,6 +1,6 @@
 """Starts of several outputs that are sums of shared latent functions: loadings, kernels, likelihoods and levels.
 
-1. Each output alone, in its own units and under its own likelihood: level, noise, and the variance of f
+1. Each output alone, in its units and under its likelihood: level, noise, and the variance of f
    (:mod:`pyro_nngp.starts.from_data`), with a Matern-5/2 kernel.
 2. Its latent function at all sites, also those where it is missing, given its observations at the 16 nearest.
 3. The principal axes of these functions, each divided by its spread, are the loadings, scaled such that each output has
@@ -8,7 +8,7 @@
 
 Like the starts of one output, they are equivariant to the units of x and y.
 
-Cost: that of one start per output and kernel, and of a search, for at most 16,384 rows. Symbols: N data, D inputs, T
+Cost: one start per output and kernel, and of a search, for at most 16,384 rows. Symbols: N data, D inputs, T
 outputs, L latent functions.
 """
 

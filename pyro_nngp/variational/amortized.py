@@ -7,7 +7,7 @@ new data.
 The encoder reads kernel values at the present hyperparameters (sampled ones if they have priors), and gradients flow
 through them: the guide's dependence on the kernel is part of the objective.
 
-Cost: that of the encoder at the rows of a batch and its neighbors; memory of O(N K) integers for the nodes of the
+Cost: the encoder at the rows of a batch and its neighbors; memory of O(N K) integers for the nodes of the
 points.
 """
 

@@ -1,6 +1,6 @@
 r"""Variational families for auxiliary variables, one row of parameters per datum.
 
-The variables are those of :mod:`pyro_nngp.likelihoods.augmentation`. :class:`LogNormal` and :class:`Conjugate` name a
+The variables are as in :mod:`pyro_nngp.likelihoods.augmentation`. :class:`LogNormal` and :class:`Conjugate` name a
 family for :class:`~pyro_nngp.models.LOO`; :class:`LocalLogNormal` and :class:`LocalConjugate` are its parameters.
 
 Divergences from the prior: closed forms for PG(b, c) from PG(b, 0) and between Gamma distributions; a Gauss-Hermite sum
@@ -57,7 +57,7 @@ class LocalLogNormal(LocalTables):
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Set means and variances to those of the conjugate family's optimum.
+        """Set means and variances to the optimum of the conjugate family.
 
         Args:
             likelihood: bound.

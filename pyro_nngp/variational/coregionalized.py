@@ -2,7 +2,7 @@ r"""The Gaussian posterior of L latent functions given pseudo-observations of T 
 
 .. math:: q(u) \propto \prod_l p(u_l) \prod_{p, i} N(t_{pi} \mid a_{pi}^\top u(x_i), \tau_{pi}^{-1}),
 
-with pseudo-observations from the moments of the outputs :math:`f_p(x_i) = a_{pi}^\top u(x_i)`, as those of one function
+with pseudo-observations from the moments of the outputs :math:`f_p(x_i) = a_{pi}^\top u(x_i)`, as for one function
 (:mod:`pyro_nngp.variational.observed`). A mean-field q would take the latent functions at a point to be independent,
 but data determine sums of them: q keeps their covariance, L x L at each point.
 
@@ -11,7 +11,7 @@ Covariances are those given the pseudo-observations of the nearest points, the p
 and up to 96 observations. Rows and outputs without a datum have the precision 0.
 
 Cost: O(N (k T)^3) per round of covariances with k nearest points, and O(N L K) per iteration of conjugate gradients to
-solve; a batch touches its own rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
+solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
 functions, U rows of a batch and its neighbors, P new points.
 """
 
@@ -44,7 +44,7 @@ from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
 from pyro_nngp.variational.site_solution import SiteSolution
 
-_LEAST = 1e-3  # curvature of the levels, in units of those of single outputs: data that say less do not move them far
+_LEAST = 1e-3  # curvature of the levels, relative to single outputs: data that say less do not move them far
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -118,7 +118,7 @@ class CoregionalizedObservations(ObservedGaussian):
     def observations(self, given: Any, at: At = EVERY) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
         """Pseudo-observations of the outputs less the mean function, and their precisions, at some rows.
 
-        Those of outputs with Gaussian noise are the data, with gradients for noise and mean function; 0 where an output
+        Outputs with Gaussian noise have the data, with gradients for noise and mean function; 0 where an output
         is missing.
         """
         rows, likelihood = given.rows, cast(PerOutput, given.rows.likelihood(given.bound, at))
@@ -197,7 +197,7 @@ class CoregionalizedObservations(ObservedGaussian):
     ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
         """Means and covariances of the latent functions at new points, given the rows of their nearest points.
 
-        The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given the
+        The mean is the prior's given the posterior means at the nearest points, or before :meth:`solve` given the
         pseudo-observations. Cost: O(P (k T)^3).
         """
         loc, cov = self.given_observations(given, x_new, near)
@@ -255,7 +255,7 @@ class CoregionalizedObservations(ObservedGaussian):
 
     @torch.no_grad()
     def append(self, given: Any, count: int, loc: Float[Tensor, "T P"], variance: Float[Tensor, "T P"]) -> None:
-        """Append points, with pseudo-observations for N(loc, variance) of f and the point's own data."""
+        """Append points, with pseudo-observations for N(loc, variance) of f and the point's data."""
         rows, bound, at = given.rows, given.bound, slice(given.graph.num_points - count, None)
         likelihood, y, mean = rows.likelihood(bound, at), rows.targets()[..., at], rows.mean(bound, at)
         seen, loc = ~y.isnan(), loc + mean - bound.mean(rows.x[at])  # with the offset

@@ -8,7 +8,7 @@ As for one function (:mod:`pyro_nngp.variational.latent_evidence`): sites :math:
    P = \mathrm{blockdiag}_l \Lambda_l + \mathrm{blockdiag}_i\, A_i^\top \mathrm{diag}(\tau_i) A_i ,
 
 with the posterior mean m of u and :math:`\bar f = A m`. Under :math:`q(u) = N(m, P^{-1})` with the covariances
-:math:`C_i` at a point, the gradients in the conditionals of each latent function are those of one function, and
+:math:`C_i` at a point, the gradients in the conditionals of each latent function are as for one function, and
 
 .. math:: \frac{\partial \log Z}{\partial t} = -\tau (t - \bar f), \quad
    \frac{\partial \log Z}{\partial \tau} = \tfrac12 \big( \tau^{-1} - (t - \bar f)^2 - a^\top C a \big), \quad

@@ -14,12 +14,12 @@ objective between solutions is
 .. math:: \log Z_\text{obs}(\theta) + [\log Z - \log Z_\text{obs}](\theta_0)
    + (\theta - \theta_0)^\top \nabla [\log Z - \log Z_\text{obs}](\theta_0),
 
-whose stationary points are those of log Z once solutions no longer move. Where the difference is large, parameters run
+which has the stationary points of log Z once solutions no longer move. Where the difference is large, parameters run
 away along the linear term between two solutions, and training goes back and forth. So
 :math:`-\sum_i |g_i| (\theta - \theta_0)_i^2 / 2r` with r = 0.5 is added, which changes neither value nor gradient at
 :math:`\theta_0`, and so no stationary point.
 
-Cost: that of the gradient of log Z and one pass over the data, O(N K^3), per call of :meth:`EvidenceExcess.update`.
+Cost: the gradient of log Z and one pass over the data, O(N K^3), per call of :meth:`EvidenceExcess.update`.
 Symbols: N points, K neighbors, L latent functions, P numbers in the parameters.
 """
 
@@ -89,7 +89,7 @@ class EvidenceExcess(nn.Module):
     ) -> None:
         """Find value and gradient at the present parameters.
 
-        Beyond 1,000 values those of the last update are kept while no parameter has moved by 0.1, or by more if the
+        Beyond 1,000 values the ones of the last update are kept while no parameter has moved by 0.1, or by more if the
         gradient is small: it changes by less than its errors.
 
         Args:
@@ -174,7 +174,7 @@ def excess_gradient(
     precision: Float[Tensor, "L N"],
     gradients: Sequence[EvidenceGradient],
 ) -> tuple[list[Tensor], float]:
-    """By how much the gradient of log Z exceeds that of the evidence of the observations, and the value of the latter.
+    """Gradient of log Z less the gradient of the evidence of the observations, and the value of that evidence.
 
     Args:
         parameters: what kernel and sites depend on, P numbers in total.

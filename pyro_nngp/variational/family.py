@@ -80,7 +80,7 @@ class Family(GPModule):
     # Predictions.
 
     def site_precision(self, given: Given) -> Float[Tensor, "*L N"] | None:
-        """Precisions of data as Gaussian observations of f, at own rows; None if they are not known yet."""
+        """Precisions of data as Gaussian observations of f, at local rows; None if they are not known yet."""
         bound, rows = given.bound, given.rows
         likelihood, y, mean = rows.likelihood(bound, rows.own), rows.targets(rows.every), rows.mean(bound, rows.own)
         if likelihood.is_gaussian:
@@ -183,7 +183,7 @@ class Family(GPModule):
         self.solve(read, 100, 1e-3)
 
     def solved_parameters(self, mean: Any) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets, among them those of a mean function."""
+        """The parameters that :meth:`solve` sets, among them the parameters of a mean function."""
         return list(self.parameters())
 
     def neighbors_changed(self, given: Given) -> None:
@@ -194,7 +194,7 @@ class Family(GPModule):
         undefined(self, "restart", "family")
 
     def distributed(self, given: Given) -> None:
-        """Start anew on the own rows of one of several processes."""
+        """Start anew on the local rows of one of several processes."""
         self.restart(given)
 
     def append(self, given: Given, count: int, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:

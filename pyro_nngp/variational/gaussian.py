@@ -1,6 +1,6 @@
 """Gaussian variational families: one row of parameters per point, or one dense Cholesky factor for all of them.
 
-Cost: a batch of :class:`LocalGaussian` reads its own rows only. With ``sparse_grad`` the gradients are sparse too,
+Cost: a batch of :class:`LocalGaussian` reads its rows only. With ``sparse_grad`` the gradients are sparse too,
 so that :class:`~pyro_nngp.inference.RowAdam` spends O(batch) per step whatever the number of points. Every operation of
 :class:`DenseGaussian` is O(M^2) per latent function.
 """
@@ -291,7 +291,7 @@ class DenseGaussian(GPModule):
     Args:
         mean_field: whether R is diagonal.
 
-    Other arguments and errors are those of :class:`LocalGaussian`, without a pattern.
+    Other arguments and errors are as in :class:`LocalGaussian`, without a pattern.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ def combined_variance(q: Distribution, a: Float[Tensor, "... B M"]) -> Float[Ten
 
     Args:
         q: a distribution of :class:`DenseGaussian`.
-        a: coefficients; leading dimensions broadcast against those of q.
+        a: coefficients; leading dimensions broadcast against q.
 
     Cost: O(B M^2) for a dense factor, O(B M) for a diagonal one.
     """

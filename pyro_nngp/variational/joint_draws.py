@@ -1,4 +1,4 @@
-"""Joint draws of f at new points given Gaussian observations of it near them.
+"""Joint draws of f at new points given Gaussian observations near them.
 
 Coefficients of the mean that predictions integrate over are drawn first: a change of them moves the observations less
 the mean function, and the mean function at the new points.

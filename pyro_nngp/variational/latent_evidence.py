@@ -19,7 +19,7 @@ Elsewhere they are averages over draws of q(u),
 
 .. math:: (\Lambda + D)\, u = D^{1/2} \epsilon + (I - A)^\top V^{-1/2} \zeta, \qquad \epsilon, \zeta \sim N(0, I) .
 
-Where data say little, e_j is near :math:`v_j^{1/2} \zeta_j`, that of a draw of the prior, and where they say all,
+Where data say little, e_j is near :math:`v_j^{1/2} \zeta_j`, as for a draw of the prior, and where they say all,
 :math:`u_j` is near :math:`\tau_j^{-1/2} \epsilon_j`. The moments of these, whose expectations are known, are control
 variates, with the weights that are the best for a point alone. The random numbers are the same each time, so that
 training converges, and belong to rows, so that they do not depend on the number of processes.
@@ -50,7 +50,7 @@ TOLERANCE = 0.01
 
 
 Factor: TypeAlias = VecchiaFactor | ShardedFactor
-"""(I - A, V) of all rows, or of own rows on several processes; N is then the number of own rows below."""
+"""(I - A, V) of all rows, or of local rows on several processes; N is then the number of local rows below."""
 
 
 class EvidenceGradient(NamedTuple):

@@ -1,6 +1,6 @@
-"""The prior of latent values at fixed hyperparameters, with what the solution for Gaussian sites asks of it.
+"""The prior of latent values at fixed hyperparameters, with the operations that the solution for Gaussian sites needs.
 
-On several processes values are those of the own rows.
+On several processes values belong to the local rows.
 
 Cost: a sparse factorization for means and variances where it is small enough; otherwise O(N K) per iteration of
 conjugate gradients for means, O(N k^3) for variances from k observations each. Symbols: N points, K neighbors, L latent
@@ -167,9 +167,9 @@ def alone(
     var: Float[Tensor, "*L N"],
     total: Total = whole,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
+    """Means and variances of f given each point's datum only: a safe start for natural-gradient steps.
 
-    Sites at the prior mean can be far off, such as those of a count of 100 where .01 is expected. Steps are
+    Sites at the prior mean can be far off, such as the site of a count of 100 where .01 is expected. Steps are
     natural-gradient steps, limited to one standard deviation of the prior.
     """
     loc, spread, most = mean, var, var.sqrt()

@@ -14,7 +14,7 @@ sites of the other data unchanged.
   given the targets of its nearest others as noisy observations. At 200 points in two dimensions, 64 others, the largest
   error of the log density of a datum is .0007 for Gaussian noise (.05 for a mean that uses these others alone).
 
-Differs from the paper: sites of variational inference in place of those of Laplace or expectation propagation.
+Differs from the paper: sites of variational inference in place of Laplace or expectation propagation.
 Symbols: N data points, M inducing points, K nearest others, L latent functions.
 
 Reference: Vehtari, Mononen, Tolvanen, Sivula, Winther (2016), "Bayesian leave-one-out cross-validation approximations
@@ -71,7 +71,7 @@ class LatentLeaveOneOut:
     Each call starts at the previous solution, which saves steps when hyperparameters change little.
 
     Args:
-        x: inputs (N, D), of own rows on several processes.
+        x: inputs (N, D), of local rows on several processes.
         others: rows of the K nearest other points of each (N, K).
         jitter: relative nugget.
         start: means of f less the mean function, and variances, (*L, N), that the first call starts at, such as those
@@ -155,7 +155,7 @@ class InducingLeaveOneOut:
     Each call starts at the previous solution.
 
     Args:
-        total: as of :func:`~pyro_nngp.variational.natural_gradient.natural_gradient`; the data are then own rows.
+        total: as of :func:`~pyro_nngp.variational.natural_gradient.natural_gradient`; the data are then local rows.
     """
 
     def __init__(self, total: Total = whole) -> None:

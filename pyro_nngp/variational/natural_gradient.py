@@ -52,7 +52,7 @@ def whole(part: Tensor) -> Tensor:
 
 
 Total: TypeAlias = Callable[[Tensor], Tensor]
-"""The sum over the data of all processes from that over those of this one."""
+"""The sum over the data of all processes from the sum over the data of this one."""
 
 
 def variational_optimum(
@@ -72,12 +72,12 @@ def variational_optimum(
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         mean: mean function at the points, one for all latent functions or one for each.
-        factor: (I - A, V) of the prior, of all points or of own rows on several processes.
+        factor: (I - A, V) of the prior, of all points or of local rows on several processes.
         q: the start, over all N points.
         max_steps: largest number of steps of :func:`natural_gradient`.
         tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
         limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
-        total: as of :func:`natural_gradient`; other than the default for own rows.
+        total: as of :func:`natural_gradient`; other than the default for local rows.
 
     Returns:
         q(u) at its optimum, on the pattern of `q`. Warns if `max_steps` or the iterations of conjugate gradients did
@@ -249,8 +249,8 @@ def gaussian_sites(
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Precisions are at least 1e-5 times the inverse variance,
-        or 1e-3 times the average precision if that is less: the expected log likelihood need not be concave. Those of
-        Gaussian data are exact, however much noise variances differ.
+        or 1e-3 times the average precision if that is less: the expected log likelihood need not be concave. Precisions
+        of Gaussian data are exact, however much noise variances differ.
     """
     keep = differentiable and torch.is_grad_enabled()
     gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, keep)

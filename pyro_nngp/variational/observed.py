@@ -5,19 +5,19 @@ r"""The Gaussian posterior of a nearest-neighbor prior and one pseudo-observatio
    \ell_i = E_{N(m_i, s_i)} \log p(y_i \mid f_i),
 
 the form of the optimal Gaussian q for every likelihood (Opper and Archambeau 2009; Khan and Lin 2017). A Gaussian
-likelihood is its own sites. q has two numbers per point, as a mean-field family has, but its covariance is the inverse
+likelihood equals its sites. q has two numbers per point, as a mean-field family has, but its covariance is the inverse
 of :math:`\Lambda + \mathrm{diag}\,\tau`, whereas a mean-field q has the reciprocal of that matrix's diagonal: the
 variance of each value given all others, which is orders of magnitude smaller for a smooth function.
 
-Means are those of the sparse prior times the sites, by conjugate gradients. Variances are those given the
+Means follow from the sparse prior times the sites, by conjugate gradients. Variances are conditional on the
 pseudo-observations nearest to a point (:mod:`pyro_nngp.variational.site_neighbors`), pooled where they are noisy
 (:mod:`pyro_nngp.variational.pooling`). Both are found together with the sites
-(:mod:`pyro_nngp.variational.site_solution`). Divergence and draws are those of
+(:mod:`pyro_nngp.variational.site_solution`). Divergence and draws are as in
 ``SitePosterior``. A minibatch evaluates the evidence of the sites as observations;
 :mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of latent values has in addition,
 once :meth:`ObservedGaussian.solve` has found it.
 
-Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients to solve; a batch touches its own
+Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients to solve; a batch touches its
 rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
 functions.
 """
@@ -64,14 +64,14 @@ _TABLES = ("target", "precision", "loc", "variance", "gain")  # buffers of the s
 class ObservedGaussian(Family):
     """Pseudo-observations and marginals of q(u) at the N points of a graph, kept as buffers.
 
-    Before the first :meth:`solve`, those of non-Gaussian likelihoods have almost no precision, and q is the prior.
+    Before the first :meth:`solve`, sites of non-Gaussian likelihoods have almost no precision, and q is the prior.
 
     Args:
         shape: (*L, N).
         mean: the mean function. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned, :meth:`solve` also
             finds its level, by generalized least squares. Coefficients of a :class:`~pyro_nngp.means.LinearMean` with
             normal priors get their joint posterior.
-        parameters: what the evidence depends on: the parameters of kernel, likelihood and mean function and those of
+        parameters: what the evidence depends on: the parameters of kernel, likelihood and mean function and of
             the guides of their priors, without the level.
         like: a tensor of the dtype and device of the buffers.
 
@@ -303,7 +303,7 @@ class ObservedGaussian(Family):
     ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
         """Means and variances of f given the points nearest to new points.
 
-        The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given
+        The mean is the prior's given the posterior means at the nearest points, or before :meth:`solve` given
         the pseudo-observations. Cost: O(P k^3), and for the first call O(N log N).
         """
         bound, x, is_solved = given.bound, given.rows.x, bool(self.solved)
@@ -359,7 +359,7 @@ class ObservedGaussian(Family):
 
     @torch.no_grad()
     def append(self, given: Given, count: int, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:
-        """Append points, with pseudo-observations for N(loc, variance) of f and the point's own datum."""
+        """Append points, with pseudo-observations for N(loc, variance) of f and the point's datum."""
         rows, at = given.rows, slice(given.graph.num_points - count, None)
         zeros = torch.zeros_like(loc)
         new = SiteSolution(zeros, torch.full_like(loc, _NO_PRECISION), zeros, torch.ones_like(variance))

@@ -1,6 +1,6 @@
 """Places of observations, and of the cells that pool them: on one process, or on several.
 
-Symbols: N places of all processes, n own places, M cells, P new points, K neighbors, L latent functions.
+Symbols: N places of all processes, n local places, M cells, P new points, K neighbors, L latent functions.
 """
 
 from typing import TypeAlias, cast
@@ -73,7 +73,7 @@ class WholePlaces:
         return order[:count].to(self.x.device)
 
     def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:
-        """Own ones of some rows."""
+        """Local ones of some rows."""
         return numbers
 
     def query(self, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Int[Tensor, "P K"]:
@@ -105,7 +105,7 @@ class ShardedPlaces:
 
     @property
     def x(self) -> Float[Tensor, "n D"]:
-        """The own places."""
+        """The local places."""
         return self.points.x.to(self._lengthscale.device)
 
     @property
@@ -118,11 +118,11 @@ class ShardedPlaces:
         return self.points.world.sum(part)
 
     def sample(self, count: int) -> Int[Tensor, " S"]:
-        """Own rows among the first ones of the ordering."""
+        """Local rows among the first ones of the ordering."""
         return (self.points.positions < count).nonzero()[:, 0].to(self._lengthscale.device)
 
     def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:
-        """Own ones of some rows, given by their places in the data."""
+        """Local ones of some rows, given by their places in the data."""
         return torch.isin(cast(ShardedData, self.points).rows, numbers.cpu()).nonzero()[:, 0].to(numbers.device)
 
     def query(self, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Near:
@@ -160,7 +160,7 @@ def places_of(table: NeighborTable, seed: int = 0) -> Places:
     """The points of a table.
 
     Args:
-        table: of all points, or of own rows on several processes.
+        table: of all points, or of local rows on several processes.
         seed: of random samples on one process.
     """
     return (

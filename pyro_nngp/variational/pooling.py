@@ -13,7 +13,7 @@ the inputs, that mean of f is :math:`\rho f(z)` plus a residual uncorrelated wit
 where the second term is an upper bound (Jensen's inequality) of the variance of the mean of f. Correlations of the
 residual with f elsewhere and with other residuals are neglected, so pooled variances are approximations, not bounds:
 over 54 settings (three kernels, three lengthscales, three noise variances, one and two dimensions, 200 points each) the
-least standard deviation was .98 times the exact one. K cells cover as much as many times K points. Cells are those of a
+least standard deviation was .98 times the exact one. K cells cover as much as many times K points. Cells come from a
 random subset of the points as centers; the pooling factors are 4, 16, .., as long as they make variances smaller, and
 the least of all variances is taken for each new point.
 
@@ -22,7 +22,7 @@ Measured at 200 points among 3,000 on the unit square (Matern-3/2, lengthscale .
 less both are within 2 %.
 
 On several processes each has the observations of its rows and the cells whose centers these are; all of them must call
-everything at the same time, each for its own new points.
+everything at the same time, each for its new points.
 
 Cost: O(N log N) to pool, once; O(P K^3) for each pooling factor that is in use.
 """
@@ -62,7 +62,7 @@ class PooledObservations:
 
     Args:
         kernel: covariance function, bound.
-        table: the points; on several processes the noise is that of own rows.
+        table: the points; on several processes the noise belongs to local rows.
         noise: variances of the observations, (N,), or (L, N) for L latent functions.
         num_neighbors: K.
         jitter: relative nugget.

@@ -12,7 +12,7 @@ prior's covariance, an approximate mean with the residual r costs the ELBO
 
 nats, whatever the units of data and kernel. So the tolerance is on :math:`\| G^\top r \| / \sqrt N`.
 
-On several processes the iterations are those of :mod:`pyro_nngp.distributed.factor`.
+On several processes the iterations are as in :mod:`pyro_nngp.distributed.factor`.
 
 Cost: O(N K) time per iteration, O(N K) memory; up to 1,000 points one dense factorization instead. Symbols: N points,
 K neighbors, L latent functions.
@@ -60,7 +60,7 @@ def posterior_mean(
     """Mean of u given Gaussian observations.
 
     Args:
-        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`, or of own rows on several processes.
+        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`, or of local rows on several processes.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
         start: initial m.

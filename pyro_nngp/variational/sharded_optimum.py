@@ -1,13 +1,13 @@
 r"""The covariance factor of :mod:`pyro_nngp.variational.sparse_factor` for rows on several processes.
 
-Each process computes the columns of R of its own rows. Column c takes the prior's precision
+Each process computes the columns of R of its local rows. Column c takes the prior's precision
 :math:`\Lambda = \sum_k b_k b_k^\top` on its support :math:`S_c`, the rows that have c in their pattern: so it takes the
 conditionals :math:`b_k` of all rows k that are in :math:`S_c`, or have a neighbor there. These rows follow from the
 neighbors. Their conditionals are fetched once, then the precisions of the sites before the columns are computed, and
 the entries of R go back to the processes of their rows.
 
-Cost: as of one process for the own columns. Symbols: n own rows, m rows that their columns take, K neighbors, P columns
-beside the diagonal in each row, L latent functions, R processes.
+Cost: as of one process for the local columns. Symbols: n local rows, m rows that their columns take, K neighbors, P
+columns beside the diagonal in each row, L latent functions, R processes.
 """
 
 import torch
@@ -28,7 +28,7 @@ class ShardedFactorOptimum:
 
     Args:
         prior: (I - A, V) of the prior; its graph has the neighbors of the halo's rows as well.
-        pattern: places of the columns of R beside the diagonal in own rows (n, P), -1 padded: the first neighbors.
+        pattern: places of the columns of R beside the diagonal in local rows (n, P), -1 padded: the first neighbors.
         limits: as of :class:`~pyro_nngp.variational.sparse_factor.FactorOptimum`.
     """
 
@@ -48,7 +48,7 @@ class ShardedFactorOptimum:
         return self._num_own + len(self._halo)
 
     def __call__(self, tau: Float[Tensor, "*L n"]) -> tuple[Float[Tensor, "*L n"], Float[Tensor, "*L n P"]]:
-        """Diagonal and off-diagonal entries of the own rows of R for the precisions of the sites at own rows."""
+        """Diagonal and off-diagonal entries of the local rows of R for the precisions of the sites at local rows."""
         every = self._halo.complete(tau.double().cpu().movedim(-1, 0).contiguous()).movedim(0, -1)
         scale, weights = (part.to(tau.device) for part in self._optimum(every))
         weights, n = weights.movedim(-2, 0).contiguous(), self._num_own
@@ -57,9 +57,9 @@ class ShardedFactorOptimum:
 
 
 def _asked_rows(prior: ShardedFactor, num_columns: int) -> Int[Tensor, " h"]:
-    """Numbers of the rows of other processes whose conditionals the own columns take.
+    """Numbers of the rows of other processes whose conditionals the local columns take.
 
-    A row counts in the columns of its own pattern, and in those of the patterns of its neighbors.
+    A row counts in the columns of its pattern, and in the columns of its neighbors' patterns.
     """
     graph, data = prior.graph, prior.graph.data
     ranks = torch.cat([torch.full((data.num_own,), data.world.rank), data.owners(graph.halo.numbers)])

@@ -160,7 +160,7 @@ def own_data_sites(
     loc: Float[Tensor, "*L N"],
     variance: Float[Tensor, "*L N"],
 ) -> SiteSolution:
-    """Sites and moments of points that have nothing but their own data.
+    """Sites and moments of points, each given its data alone.
 
     Args:
         likelihood: p(y | f), bound.

@@ -16,14 +16,14 @@ An empty pattern gives the mean-field optimum :math:`R_{cc} = P_{cc}^{-1/2}`, a 
 the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021); as a
 preconditioner it is the factorized sparse approximate inverse of Kolotilina and Yeremin (1993).
 
-Columns with more than 256 entries, such as that of the first of many points at one place, are found by conjugate
+Columns with more than 256 entries, such as the column of the first of many points at one place, come from conjugate
 gradients on the sparse :math:`P_{S_c S_c} x = e_c` with :math:`r_c = x / \sqrt{x_c}`. The value of the bound is then
 :math:`\tfrac12 \log x_c`, which grows with every iteration by a known amount (Strakoš and Tichý 2002); iterations
 end when the last eight together gain less than 1e-6 nats.
 
 Cost: :math:`O(\sum_c |S_c|^3)`, about 6 N K^3 for a random ordering, less where columns are long. Memory: O(N K), and a
 block of rows of the precision at a time. The columns are processed in blocks whose rows of the precision have at most
-2^27 entries by an upper bound (a third of it is typical, 12 bytes each). Up to about 300,000 points with K = 20 that is
+2^27 entries by an upper bound (a third is typical, 12 bytes each). Up to about 300,000 points with K = 20 that is
 one block, which is kept between calls; rows that several blocks need are computed several times. Symbols: N points, K
 neighbors, S the largest support of a group of columns, L latent functions.
 """
@@ -43,7 +43,7 @@ from pyro_nngp.linalg import VecchiaFactor, add_diagonal, cholesky, half_solve
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
 _SIZE_STEP = 1.2  # supports padded to one size differ at most by this factor
-_MISSING = 2e-6  # energy of a long column, relative to that of the solution: 1e-6 nats
+_MISSING = 2e-6  # energy of a long column, relative to the solution: 1e-6 nats
 
 
 class FactorLimits(NamedTuple):

@@ -1,6 +1,6 @@
 """Maps: predictions at every cell of a raster or another grid as an xarray Dataset, tile after tile.
 
-Cost: that of the predictions; memory independent of the number of cells, except for the results: 4 bytes per cell and
+Cost: the predictions; memory independent of the number of cells, except for the results: 4 bytes per cell and
 variable, on the disk if a path is given. Draws are joint and take O(P K) memory for P cells. Symbols: D inputs, P
 cells, T outputs.
 """
@@ -68,8 +68,8 @@ def predict_grid(
             function, and each writes its tiles to the one store.
         template: the grid: an xarray DataArray or Dataset whose coordinates or variables hold the inputs, such as a
             raster opened by rioxarray with covariates as further variables; or a mapping of names to 1-D arrays.
-        columns: names in `template` of the D inputs, in order; None takes those of the frame that the method was built
-            from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
+        columns: names in `template` of the D inputs, in order; None takes the columns of the frame that the method was
+            built from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
         mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all cells without NaN inputs.
         of: "y" for the predictive distribution of data, "f" for the latent function.
         quantile_levels: probabilities in (0, 1) of the variable ``quantiles``, or one.
@@ -81,8 +81,8 @@ def predict_grid(
         num_neighbors: as in ``gp.predict``.
         offset: offset at all cells, such as the logarithm of an exposure.
         trials: number of trials at all cells, of ``Binomial()``.
-        crs: coordinate reference system of the grid, such as "EPSG:32632"; None takes that of the template, or of the
-            points that the method was built from. The Dataset and files of any format have it.
+        crs: coordinate reference system of the grid, such as "EPSG:32632"; None takes the system of the template, or of
+            the points that the method was built from. The Dataset and files of any format have it.
         seed: seed of draws, and of quantiles without a closed form.
         progress: whether a run of more than three seconds shows a progress bar.
 
@@ -262,7 +262,7 @@ class _Results:
         return self.options | ({"offset": torch.full_like(x_new[:, 0], self.offset)} if self.offset else {})
 
     def dims(self, name: str, number: int) -> tuple[str, ...]:
-        """Names of the dimensions of a variable in front of those of the grid."""
+        """Names of the dimensions of a variable in front of the dimensions of the grid."""
         added = {"quantiles": "quantile", "exceedance": "threshold", "draws": "draw", "probability": "category"}
         first = (added[name],) if name in added else ()
         return (*first, "output")[:number]

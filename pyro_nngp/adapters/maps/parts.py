@@ -25,7 +25,7 @@ class Parts:
 
     Args:
         folder: folder of the tiles; None keeps the arrays in memory.
-        identity: digest of everything that determines the values; compared with those of the files.
+        identity: digest of everything that determines the values; compared with the digests in the files.
         tiles: slices of the grid, by number.
         shape: sizes of the grid.
 

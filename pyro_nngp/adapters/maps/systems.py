@@ -31,7 +31,7 @@ def known_system(where: str, crs: Any, grid: "Dataset", columns: Sequence[str] |
 
     Args:
         where: name of the caller.
-        crs: anything that pyproj takes, such as "EPSG:32632"; None takes that of the grid or the points.
+        crs: anything that pyproj takes, such as "EPSG:32632"; None takes the system of the grid or the points.
         grid: the grid.
         columns: names of the data's columns, such as "x (EPSG:32632)" for points of geopandas.
 

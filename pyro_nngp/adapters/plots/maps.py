@@ -17,8 +17,8 @@ _WIDTH, _HEIGHTS = 5.5, (3.0, 7.5)  # of a panel [inches], with its color bar
 def plot_map(grid: "Dataset", places: Any = None) -> Any:
     """Mean and standard deviation of a map side by side; of a map of classes, the probability of each.
 
-    Two axes that are lengths have one scale: those of a grid with a coordinate reference system, or named x and y, east
-    and north, easting and northing. Degrees have that of the middle latitude.
+    Two axes that are lengths have one scale: axes of a grid with a coordinate reference system, or named x and y, east
+    and north, easting and northing. Degrees have the scale of the middle latitude.
 
     Args:
         grid: a map of one output from :func:`~pyro_nngp.adapters.maps.predict_grid`, on a grid with two dimensions, or

@@ -54,7 +54,7 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
     """The relevance of each input: its standard deviation over its lengthscale.
 
     An input far below the others hardly matters. For a kernel that is a sum or a product, each part has separate bars.
-    Parts whose lengthscales are not those of the columns, such as what is in a ``Warped``, have none.
+    Parts whose lengthscales do not belong to columns, such as a part of a ``Warped``, have none.
 
     Args:
         gp: a trained method.
@@ -100,7 +100,7 @@ def plot_dependence(
 ) -> Any:
     """Partial dependence: f averaged over rows of the data while one input varies, with a band of two posterior sd.
 
-    The band is that of the averaged curve, from joint draws.
+    The band belongs to the averaged curve, from joint draws.
 
     Args:
         gp: a trained method.

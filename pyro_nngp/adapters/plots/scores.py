@@ -14,7 +14,7 @@ from pyro_nngp.inference import CrossValidation
 def plot_scores(results: Mapping[str, CrossValidation] | CrossValidation, score: str = "nll", ax: Any = None) -> Any:
     """One score of several models, with two standard errors, and the scores of their folds.
 
-    Where all have the same folds, a second bar is that of the difference from the best model, which is the one to look
+    Where all have the same folds, a second bar shows the difference from the best model, which is the one to look
     at: models err at the same rows.
 
     Args:

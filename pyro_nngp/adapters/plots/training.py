@@ -48,7 +48,7 @@ def plot_neighbors(
     """Points of a neighbor graph, with lines to the neighbors of some of them.
 
     Args:
-        graph: a neighbor graph, such as that of a method.
+        graph: a neighbor graph, such as ``gp.graph``.
         rows: rows whose neighbors are shown; None is three: early, in the middle and late in the ordering.
         columns: the two columns of x on the axes.
         ax: axis to draw on; None makes one.

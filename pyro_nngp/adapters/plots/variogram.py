@@ -59,10 +59,10 @@ def plot_variogram(
 ) -> Any:
     """Semivariances of the residuals of pairs of data, and the model's for them, with an envelope.
 
-    Pairs are binned by their Euclidean distance over `columns`; the model's curve is that of the pairs in each bin.
-    Draws from the model at the same rows give the envelope, with 95 % of draws in each bin: points outside of it, at
-    short distances above all, indicate a wrong kernel or noise. At long distances semivariances of few correlated data
-    scatter widely, which the envelope shows.
+    Pairs are binned by their Euclidean distance over `columns`; the model's curve is an average over the pairs in each
+    bin. Draws from the model at the same rows give the envelope, with 95 % of draws in each bin: points outside of it,
+    at short distances above all, indicate a wrong kernel or noise. At long distances semivariances of few correlated
+    data scatter widely, which the envelope shows.
 
     Args:
         gp: a trained method with one kernel and a Gaussian likelihood.
@@ -71,8 +71,8 @@ def plot_variogram(
             pairs.
         ax: axis to draw on; None makes one.
         seed: seed of the choice of rows, at most 5,000, and of pairs, at most 200,000 beside near ones.
-        columns: columns of x, by number or name, whose distance is on the axis, such as those of one unit; pairs are
-            then those that are nearest in the other columns. None is all columns.
+        columns: columns of x, by number or name, whose distance is on the axis, such as all columns of one unit; pairs
+            are then those that are nearest in the other columns. None is all columns.
         num_draws: draws for the envelope; 0 leaves it out.
 
     Returns:

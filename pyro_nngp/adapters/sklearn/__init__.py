@@ -3,7 +3,7 @@
 They take arrays and frames (NumPy, pandas, polars) in raw units, return NumPy arrays, and train until convergence. The
 trained method is the attribute ``gp_``. Computation is in float64.
 
-Cost: that of the method, and O(N) copies of the data.
+Cost: the method, and O(N) copies of the data.
 """
 
 from pyro_nngp.adapters.sklearn.classification import NNGPClassifier

@@ -122,7 +122,7 @@ class NNGPRegressor(_Regressor):
     Args:
         method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`; None is
             "vecchia" for Gaussian noise and "vnngp" for other likelihoods.
-        kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is that of the method.
+        kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None leaves it to the method.
         likelihood: likelihood of the noise, copied; None is Gaussian. Others, such as StudentT, go with "vnngp", "loo",
             "npvi" or "svgp".
         num_neighbors: K; None is the method's choice.
@@ -137,7 +137,7 @@ class NNGPRegressor(_Regressor):
         gp_: the trained method.
         result_: the :class:`~pyro_nngp.inference.FitResult`.
         kernel_: the trained kernel.
-        noise_: variance of the noise, or of that of each output; only with a Gaussian likelihood.
+        noise_: variance of the noise, one for each output; only with a Gaussian likelihood.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Raises:

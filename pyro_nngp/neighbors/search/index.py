@@ -6,9 +6,9 @@ tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.certifi
 `pyro_nngp.neighbors.search.backends`.
 
 Predecessors are searched block by block, among the prefix of the points that reaches one quarter beyond the first row
-of the block. At least four fifths of it are predecessors, so under a random ordering a quarter more candidates nearly
-always suffice. Under other orderings a row whose surroundings come later needs many candidates, but such rows are
-few (the first in each neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
+of the block. At least four fifths of the block are predecessors, so under a random ordering a quarter more candidates
+nearly always suffice. Under other orderings a row whose surroundings come later needs many candidates, but such rows
+are few (the first in each neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
 leaves out later points itself, so its prefixes double and every ordering is quick.
 
 Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by brute force and flat FAISS; memory O(N (k + D)).

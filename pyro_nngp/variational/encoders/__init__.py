@@ -8,7 +8,7 @@ neighbors. No parameter has the size of the data: a trained encoder applies to a
 - :class:`SiteEncoder`: new here. The network replaces each node's observation by a Gaussian one (a site); mean and row
   of R then follow from the exact posterior on the nodes given the sites. For a Gaussian likelihood the right sites are
   known (y and its noise variance), and the network only has to learn them.
-- :class:`ConditionalEncoder`: new here. It starts with the likelihood's own sites and computes the mean and the row by
+- :class:`ConditionalEncoder`: new here. It starts with the likelihood's sites and computes the mean and the row by
   the compiled conditional of the prior. It is about eight times as fast as :class:`SiteEncoder` and learns in fewer
   steps.
 

@@ -24,7 +24,7 @@ class ConditionalEncoder(nn.Module):
     Node j has a Gaussian observation :math:`N(t_j, 1 / \tau_j)` of :math:`f_j`: the site of its likelihood at a rough
     value of f; for Gaussian noise, y and its precision, which are exact. A network of the node alone
     shifts :math:`t_j` by some standard deviations :math:`\tau_j^{-1/2}` and scales :math:`\tau_j`. With weights
-    :math:`a` and variance c of :math:`u_i` given the noisy :math:`u_j`, :math:`j \ne i`, and w, v those of the prior
+    :math:`a` and variance c of :math:`u_i` given the noisy :math:`u_j`, :math:`j \ne i`, and w, v of the prior
     given its parents,
 
     .. math:: m_i = \frac{a^\top t / c + \tau_i t_i}{1 / c + \tau_i}, \qquad
@@ -32,7 +32,7 @@ class ConditionalEncoder(nn.Module):
        R_{ij} = g_{j} \frac{w_j}{1 + v \tau_i} R_{ii} .
 
     :math:`m_i` is the posterior mean of :math:`u_i` on the nodes given the sites; :math:`R_{ii}`, for :math:`s_i = 0`,
-    is the standard deviation of :math:`u_i` given its parents and its own site. :math:`s_i` and :math:`g_j` start at 0,
+    is the standard deviation of :math:`u_i` given its parents and its site. :math:`s_i` and :math:`g_j` start at 0,
     as do the corrections of the sites, so that for Gaussian noise training begins near the optimum. A node's features
     are its target in units of the prior, the logarithm of its precision in them, its correlation with point i, its
     weight w, the relative standard deviation :math:`v^{1/2}`, and which kind of node it is.

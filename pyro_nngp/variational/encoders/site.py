@@ -33,7 +33,7 @@ class SiteEncoder(nn.Module):
        \quad M = I + G^\top \mathrm{diag}(\tau)\, G = U U^\top,
 
     U an upper triangle. The encoder gives :math:`m_i` and row i of the lower triangle :math:`G U^{-\top}`, its diagonal
-    entry times :math:`e^{s_i}`, that of parent j times :math:`g_j`. With every point among the nodes and the right
+    entry times :math:`e^{s_i}`, the entry of parent j times :math:`g_j`. With every point among the nodes and the right
     sites this is the exact posterior.
 
     Args:
