@@ -194,7 +194,7 @@ def cross_validate(
     """Scores of the predictions of each fold of the rows from all other rows.
 
     Hyperparameters, the level of the mean among them, are the present ones unless `refit`. Everything else that follows
-    from the data is found from the other folds alone: neighbors, pseudo-observations, q(u), coefficients of the mean
+    from the data follows from the other folds alone: neighbors, pseudo-observations, q(u), coefficients of the mean
     with a joint posterior. To compare models, take the same folds, and :meth:`CrossValidation.difference`.
 
     Args:

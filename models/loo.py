@@ -19,10 +19,10 @@ cannot run away (``divergence="posterior"``, :mod:`pyro_nngp.likelihoods.augment
 posterior by coordinate ascent, without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq.
 12 then trains kernel and mean only. ``fit(..., solve_every=0)`` with ``divergence="prior"`` follows the paper.
 
-What is left is a leak: :math:`q(\omega_m)` of a neighbor m of n was found with :math:`y_n`. On few or clustered labels
-training exploits it by a variance in the hundreds. :meth:`LOO.loo` finds the variables of neighbors again without
-:math:`y_n`, and ``fit`` warns where that changes the densities much; ``divergence="posterior"`` has no leak, and
-separates classes less well.
+What is left is a leak: :math:`q(\omega_m)` of a neighbor m of n was computed with :math:`y_n`. On few or clustered
+labels training exploits it by a variance in the hundreds. :meth:`LOO.loo` finds the variables of neighbors again
+without :math:`y_n`, and ``fit`` warns where that changes the densities much; ``divergence="posterior"`` has no leak,
+and separates classes less well.
 
 Predictions and leave-one-out densities (:meth:`LOO.loo`) come from the Gaussian process, not from the
 pseudo-likelihood, which is almost flat in the level: coefficients of a mean that is learned and linear in them have
@@ -253,7 +253,7 @@ class LOO(ResponseMethod):
         return augmented if part is None else augmented.on(part)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
-        """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, found once."""
+        """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, searched once."""
         return idx, self.graph.batch(idx)
 
     # What `fit` asks.

@@ -14,7 +14,7 @@ noisy to use (docs/mathematics.md).
 
 Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
 likelihoods are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is
-also found in closed form (:meth:`NPVI.solve`); a mean function; networks in units of the prior, and two more. The
+also computed in closed form (:meth:`NPVI.solve`); a mean function; networks in units of the prior, and two more. The
 theorem of section 3.1, that the posterior's covariances on all edges can be matched, holds only where the remainder for
 the diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof assumes without saying so.
 

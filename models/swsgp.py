@@ -98,7 +98,7 @@ class SWSGP(Method):
         num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound equals the bound of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
             rows, at least 64 and at most 1,024: with more of them q(u) follows single data.
-        learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
+        learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are searched once.
         guide: family of q(u): :class:`~pyro_nngp.variational.MeanField`, which None is, or
             :class:`~pyro_nngp.variational.FullRank`, with a dense Cholesky factor, for M up to 10,000. With Gaussian
             noise a family that sets neither mean nor scale starts at what the H nearest data say of each value;
@@ -250,7 +250,7 @@ class SWSGP(Method):
     # Neighbors.
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
-        """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
+        """Arguments of model and guide for a minibatch: its neighbors, searched once for both."""
         return idx, self.neighbors(idx)
 
     def neighbors(self, idx: Tensor | None) -> Int[Tensor, "I H"]:

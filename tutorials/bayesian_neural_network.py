@@ -32,7 +32,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/bayesian_neural_network"), help="for the figure")
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
 parser.add_argument("--split", type=int, default=0, help="seed of the split into training and test rows")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_steps, burn_in, num_draws, thin = (500, 300, 20, 5) if args.smoke else (2_000, 1_500, 60, 20)
@@ -108,15 +108,15 @@ for name, guide in guides.items():
 
 # %% [markdown]
 # ## SGHMC, four chains
-# Each chain starts at a draw of its own from the mean-field Gaussian. Each update takes 100 rows, others in each chain;
-# the chains move side by side. Scales and step size are found during burn-in.
+# Each chain starts at another draw from the mean-field Gaussian. Each update takes 100 rows, others in each chain;
+# the chains move side by side. Burn-in sets scales and step size.
 
 # %%
 gaussian = guides["mean-field Gaussian"]
 
 
 def from_guide():
-    with torch.no_grad(), pyro.poutine.block():  # its sites are not those of the chain
+    with torch.no_grad(), pyro.poutine.block():  # its sites are not the chain's
         return init_to_value(values=gaussian(torch.arange(1)))
 
 

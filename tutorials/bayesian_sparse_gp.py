@@ -39,7 +39,7 @@ warnings.filterwarnings("ignore", "There is a performance drop")  # vmap calls l
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/bayesian_sparse_gp"), help="folder for results")
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (1500, 100, 15, 12)

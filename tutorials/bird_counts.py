@@ -6,7 +6,7 @@
 # regression, and the map has detail at the scale of the distance between neighbors, which a few hundred inducing points
 # smooth away.
 #
-# **NPVI** (Liu and Liu 2019) gives each place its own variational parameters, a mean and a row of a sparse Cholesky
+# **NPVI** (Liu and Liu 2019) gives each place separate variational parameters, a mean and a row of a sparse Cholesky
 # factor over its K neighbors. **NPVI-NN** computes them by a network from what was counted around the place: a thousand
 # weights whatever the number of places, and an answer for a new survey without any training.
 #
@@ -41,7 +41,7 @@ from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionE
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/bird_counts"), help="folder for the results")
 parser.add_argument("--smoke", action="store_true", help="few places and steps, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_places, num_map, num_steps = (300, 200, 60) if args.smoke else (1200, 900, 400)

@@ -4,7 +4,7 @@
 # The sea floor off the coast of Washington (matplotlib's sample data) is smooth on the abyssal plain and rough at the
 # shelf. A stationary kernel has one lengthscale for both. A deep kernel puts the inputs through a small network first,
 # so that distances stretch where the surface is rough. It is a plain `torch.nn.Module`; every method takes it like any
-# kernel, and neighbors are found by its correlations.
+# kernel, and its correlations rank the neighbors.
 #
 #     python tutorials/deep_kernel.py [--out tutorial_output/deep_kernel] [--smoke]
 
@@ -26,7 +26,7 @@ from pyro_nngp.likelihoods import Gaussian
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/deep_kernel"), help="folder for the figure")
 parser.add_argument("--smoke", action="store_true", help="few points and steps, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_train, num_steps = (600, 60) if args.smoke else (4_000, 600)

@@ -24,7 +24,7 @@ from pyro_nngp.neighbors import nearest
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and the NetCDF file")
 parser.add_argument("--smoke", action="store_true", help="a corner of the terrain, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 print(f"Fits elevations twice, predicts those held out, and writes maps to {args.out}/: about a minute on two cores.")
@@ -49,7 +49,7 @@ held_out = {
 # %% [markdown]
 # ## Two baselines
 # The elevation of the nearest training point, and the mean of the eight nearest weighted by inverse squared distance.
-# Their normal errors have the standard deviation found by predicting each of 5,000 training points from the others.
+# Their normal errors have the standard deviation from predicting each of 5,000 training points from the others.
 
 
 # %%

@@ -24,7 +24,7 @@ from pyro_nngp.inference import compare_to_exact
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/k_neighbors"), help="folder for the figure")
 parser.add_argument("--smoke", action="store_true", help="few points, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_train, num_test = (300, 200) if args.smoke else (1_000, 1_000)
@@ -64,7 +64,7 @@ for ordering in ("random", "maximin", "coordinate"):
 
 # %% [markdown]
 # ## Predictions at new points
-# `start=gp` takes over what was learned. The exact predictions are those of all training points as neighbors.
+# `start=gp` takes over what was learned. The exact predictions take all training points as neighbors.
 
 
 # %%
@@ -99,7 +99,7 @@ figure.savefig(args.out / "neighbors.png", dpi=110)
 # %% [markdown]
 # ## What to take from it
 # The divergence falls ever faster as K doubles. At K = 16 it is still some nats in the joint density, but no score of
-# a prediction shows it: those of single data are off by hundredths of a nat from K = 4 on, in either direction. The
+# a prediction shows it: scores of single data are off by hundredths of a nat from K = 4 on, in either direction. The
 # nearest points say most of what there is to say, and with few of them a prediction is less wrong about a surface that
 # is not as stationary as its kernel. The ordering matters little; the coordinate one has the smallest divergence here.
 #

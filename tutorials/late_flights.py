@@ -33,7 +33,7 @@ from pyro_nngp.neighbors import NeighborGraph
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/late_flights"), help="folder for the results")
 parser.add_argument("--smoke", action="store_true", help="few days and updates, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_days, num_draws, num_warmup, num_steps = (10, 5, 20, 2) if args.smoke else (90, 60, 300, 80)
@@ -86,7 +86,7 @@ def model(rows):
 # ## SGHMC in the coordinates of a guide
 # `AutoNNGP` need not be trained: its first call finds the mode of the hyperparameters and the Gaussian posterior of
 # the process there. Each chain moves independent standard normal values, from which sites of the program follow by a
-# map that is fixed; the posterior is that of the program, whatever the guide. Four chains start at draws of the guide.
+# map that is fixed; the posterior belongs to the program, whatever the guide. Four chains start at draws of the guide.
 
 # %%
 rows = Minibatch(len(y), len(y) // 4)
@@ -101,7 +101,7 @@ for name in ("kinetic temperature", "configurational temperature", "gradient noi
 # With 40 updates per draw the run ended with a warning: R-hat was 1.2 at some hours, since draws were still correlated.
 #
 # No Metropolis step corrects these chains. Both temperatures are 1 in a chain that is exact; they are the check of the
-# step size, and R-hat that of the length of the run.
+# step size, and R-hat the error of the length of the run.
 #
 # ## In ArviZ
 

@@ -32,7 +32,7 @@ from pyro_nngp.variational import Conjugate, LogNormal
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/leave_one_out"), help="folder for the figures")
 parser.add_argument("--smoke", action="store_true", help="few points and steps, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
@@ -123,11 +123,11 @@ place = place + noise * torch.randn_like(place)
 fitted, held_out = torch.arange(len(label)).split(num_points)
 
 # %% [markdown]
-# Given its auxiliary Polya-Gamma variable a label is a Gaussian observation with a noise variance of its own. The guide
+# Given its auxiliary Polya-Gamma variable each label is a Gaussian observation with some noise variance. The guide
 # learns one distribution per label: log-normal as in the paper, or of the conjugate family, where the objective has no
 # Monte-Carlo noise. Labels may be 0 and 1, -1 and 1, or booleans.
 #
-# The paper takes gradients in all parameters, those of the guide too, which costs confidence: the boundary is right,
+# The paper takes gradients in all parameters, the guide's too, which costs confidence: the boundary is right,
 # but probabilities stay away from 0 and 1 (`solve_every=0` below). By default `fit` finds the best guide for the
 # present kernel without gradients.
 

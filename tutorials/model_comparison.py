@@ -26,7 +26,7 @@ from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadrat
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/model_comparison"), help="folder for the figure")
 parser.add_argument("--smoke", action="store_true", help="few points, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_train = 500 if args.smoke else 3_000

@@ -28,7 +28,7 @@ from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, pit, plot_pit, psis_kh
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/reading_diagnostics"), help="for the figures")
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_draws, num_steps = (60, 300) if args.smoke else (200, 1_000)

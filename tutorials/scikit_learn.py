@@ -24,7 +24,7 @@ from pyro_nngp.kernels import Matern12, Matern32
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/scikit_learn"), help="for the figure")
 parser.add_argument("--smoke", action="store_true", help="fewer heights, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 

@@ -29,7 +29,7 @@ from pyro_nngp.means import LinearMean
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/space_time"), help="folder for the figure")
 parser.add_argument("--smoke", action="store_true", help="one month and one gap, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 
@@ -83,15 +83,15 @@ def baselines(test):
 # A product of a kernel of time and one of space is *separable*: every airport's weather changes at the same pace, and
 # so does the difference between two airports. But differences change from hour to hour, when a front or a sea breeze
 # comes to one airport first, while the weather they share takes days. One pace has to serve both, and the likelihood,
-# to which most pairs of hours are close together, takes that of the differences: correlation between airports comes out
+# to which most pairs of hours are close together, takes the differences': correlation between airports comes out
 # too low, and the intervals for a lost week too wide.
 #
 # The sum describes this: *regional* weather, a kernel of time alone, and each airport's *local* departure from it,
-# with a pace of its own. What stays for good, such as that one airport is always warmer, belongs in the mean: with
+# at another pace. What stays for good, such as that one airport is always warmer, belongs in the mean: with
 # three airports a linear function of east and north is an offset for each. (As a slow process it would be out of reach:
 # the nearest neighbors of a lost hour are at the other two airports, and say nothing of JFK itself.)
 #
-# Hyperparameters that are not given start from the data; neighbors are those of highest correlation under the kernel.
+# Hyperparameters that are not given start from the data; neighbors are the points most correlated under the kernel.
 
 # %%
 TIME, SPACE = [0], [1, 2]

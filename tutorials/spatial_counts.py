@@ -40,7 +40,7 @@ from pyro_nngp.neighbors import NeighborGraph
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/spatial_counts"), help="folder for the results")
 parser.add_argument("--smoke", action="store_true", help="few sites and steps, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 if args.smoke:
@@ -98,7 +98,7 @@ print(f"slope without a surface: {coef[1]:.2f}, standard error {error:.2f}, trut
 # %% [markdown]
 # ## The model
 # The neighbor graph is built once, outside: an ordering of the sites (random by default) and, for each, its K nearest
-# predecessors. Priors go onto the attributes of the kernel with `PyroSample`, as onto those of any `PyroModule`. The
+# predecessors. Priors go onto the attributes of the kernel with `PyroSample`, as with any `PyroModule`. The
 # kernel is an attribute of one root module, which names its sites `kernel.variance` and `kernel.lengthscale`; two
 # kernels in one program would both call them `variance` and collide.
 #
@@ -173,14 +173,14 @@ white = AutoNormal(white_model, init_loc_fn=init_to_value(values=initial))
 # %% [markdown]
 # **3. `AutoNNGP`.** It finds out which sites are Gaussian and that the log rate is linear in them: the coefficients and
 # the surface. Given the hyperparameters these have one joint Gaussian posterior, so that the surface gives back what a
-# larger slope explains; the hyperparameters move all of it. It starts near its optimum, and takes 50 steps. One line.
+# larger slope explains; the hyperparameters move the whole surface. It starts near its optimum, and takes 50 steps.
 
 # %%
 joint = AutoNNGP(model)
 
 # %% [markdown]
 # ## What they say
-# `Predictive` draws from a guide and runs the program on: every draw has its own coefficients, kernel and surface,
+# `Predictive` draws from a guide and runs the program on: every draw has different coefficients, kernel and surface,
 # and the map of each draw is one coherent surface.
 
 # %%
@@ -223,7 +223,7 @@ print(az.summary(idata, var_names=coefficients, kind="stats"))
 # ## NUTS
 # Hamiltonian Monte Carlo approximates nothing, and takes many small steps where values are strongly correlated.
 # `QuickNUTS` takes them on operations that are recorded once, and with the guide in coordinates that are nearly
-# independent: some fifteen gradients make a draw. The draws are those of the program's own posterior, however good the
+# independent: some fifteen gradients make a draw. The draws come from the posterior of the program, however good the
 # guide is. This page takes one short chain; take four longer ones, and look at R-hat.
 
 # %%

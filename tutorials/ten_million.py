@@ -26,7 +26,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--points", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="numbers of points")
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/ten_million"), help="folder for the figure")
 parser.add_argument("--smoke", action="store_true", help="few points, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 numbers = [1_000, 4_000] if args.smoke else args.points

@@ -2,7 +2,7 @@
 # # What nearest neighbors do to a variational bound
 #
 # Two methods give each point K neighbors among many inducing points, and differ in one term. VNNGP takes the
-# divergence of q(u) from a nearest-neighbor *prior*, a Gaussian process of its own. SWSGP averages *local* divergences,
+# divergence of q(u) from a nearest-neighbor *prior*, another Gaussian process. SWSGP averages *local* divergences,
 # each over the neighbors of one data point. Three small experiments of Wu, Pleiss and Cunningham (2022, section 4.2)
 # show what follows from that, all at fixed kernels, so that nothing is left to training recipes.
 #
@@ -28,7 +28,7 @@ from pyro_nngp.variational import MeanField
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/theory"), help="folder for the figures")
 parser.add_argument("--smoke", action="store_true", help="few points and settings, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_grid, num_points, num_noises = (30, 100, 4) if args.smoke else (60, 400, 10)
@@ -57,7 +57,7 @@ def loss(gp):
 # values out (appendix C of that paper), and it loses most of it: for a short lengthscale it grows in proportion to K.
 
 # %%
-pyro.set_rng_seed(1)  # each experiment has its own data, whatever the methods of the one before drew
+pyro.set_rng_seed(1)  # the data of each experiment are the same, whatever the methods of the one before drew
 grid = torch.arange(float(num_grid), dtype=real)[:, None]
 mean = draw(RBF(1, variance=number(1.0), lengthscale=number(5.0)), grid)
 neighbors = [k for k in (1, 2, 3, 5, 8, 12, 20, 30, 40, 50) if k < num_grid - 1] + [num_grid]
@@ -96,9 +96,9 @@ figure.savefig(args.out / "divergence.png", dpi=110)
 # %% [markdown]
 # ## Fifty noisy points
 # Two dense clusters and ten points between them, noise as large as the signal, everything known but f. Mean-field q(u)
-# with inducing points at the data, K = 5. VNNGP has its optimum in closed form (`solve`); SWSGP's is found by L-BFGS,
+# with inducing points at the data, K = 5. VNNGP has its optimum in closed form (`solve`); SWSGP's comes from L-BFGS,
 # for which a guide is a module with parameters and the bound a function of them. The mean of VNNGP stays near the exact
-# one between the clusters, that of SWSGP does not; the intervals of both are far too narrow there, as those of
+# one between the clusters, SWSGP's does not; the intervals of both are far too narrow there, as the intervals of
 # independent values under a smooth prior must be.
 
 

@@ -32,7 +32,7 @@ import pyro_nngp as nngp
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/varying_coefficients"), help="for the figure")
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_draws, depth = (15, 3) if args.smoke else (150, 5)
@@ -94,7 +94,7 @@ def model(y=None, x_new=None):
 # ## NUTS
 # Twelve months say much of each destination, so NUTS moves well on the fields as they are. (Where data say little,
 # `NNGPReparam` writes a field as white noise, as in [another page](spatial_counts.py).) It starts from the medians of
-# the priors: Pyro's own start, uniform on the unconstrained scale, would be a lengthscale of a few kilometers.
+# the priors: Pyro's start, uniform on the unconstrained scale, would be a lengthscale of a few kilometers.
 
 # %%
 nuts = NUTS(model, max_tree_depth=depth, init_strategy=init_to_median)
@@ -121,7 +121,7 @@ surface = spread * new["winter_new"].reshape(num_draws, -1)[:, int(test.sum()) :
 
 # %% [markdown]
 # ## Were the coefficients of the destinations left out right?
-# Their own twelve months give each a least-squares coefficient, with a standard error that joins that of the
+# Their twelve months give each a least-squares coefficient, with a standard error that joins the error of the
 # prediction. One coefficient for all is what a regression without a map would say.
 
 # %%

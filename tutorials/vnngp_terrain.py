@@ -39,7 +39,7 @@ parser.add_argument(
     default="SMOKE" in os.environ,
     help="a small window and few steps, to see that it runs",
 )
-args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args, _ = parser.parse_known_args()  # a notebook's kernel has other arguments
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
@@ -94,7 +94,7 @@ for _ in range(num_steps):
 #
 # A sparse-Cholesky guide lets each value vary together with its nearest predecessors. `fit` finds its best factor in
 # closed form, too, so there is nothing to tune. The bound gains a little, the scores gain nothing: the noise is small,
-# so each value is pinned by its own observation. It pays where single observations say little, as counts or labels do;
+# so each value is pinned by its observation. It pays where single observations say little, as counts or labels do;
 # see `tutorials/spatial_counts.py`.
 
 

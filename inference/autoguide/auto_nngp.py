@@ -65,7 +65,7 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _DAMPING = 0.1  # of the marginals of phi from step to step
 _RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
-_MOST = 8  # hyperparameters whose mode is found by differences
+_MOST = 8  # most hyperparameters whose mode is sought by differences
 _IMPOSSIBLE, _FAR_FROM_DATA = -1e10, (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError)
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 

@@ -5,7 +5,7 @@ nearest-neighbor Gaussian processes, and white values w of coefficients and grou
 Together they are the leaves. The parameters of the data are then :math:`\phi = \phi_0 + J\, \mathrm{leaves}`. J is read
 from the program by automatic differentiation, so it does not matter how the program is written. A row of J has one
 entry for each nearest-neighbor site and for each set of group effects, and a dense part for coefficients. The position
-of this entry is found once, from products with the row numbers.
+of this entry is computed once, from products with the row numbers.
 
 A program whose data are not linear in the leaves is linearized at the center of the guide.
 

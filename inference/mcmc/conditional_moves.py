@@ -3,7 +3,7 @@ r"""Slice sampling of single coordinates of :math:`\theta`, with one of three se
 For a latent nearest-neighbor vector f with logistic observations and other sites :math:`\theta`: f itself, its
 whitened values, or the logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
 
-A slice is found by stepping out and shrinking (Neal 2003, figures 3 and 5).
+A slice comes from stepping out and shrinking (Neal 2003, figures 3 and 5).
 """
 
 import math

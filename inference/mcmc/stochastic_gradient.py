@@ -66,7 +66,7 @@ class StochasticGradientKernel(AdaptiveStep):
             nearly independent standard normal values, which ``model`` has in place of the program's latent sites
             (:mod:`pyro_nngp.inference.autoguide.fixed_transport`). Call it once before a run of several processes, or
             each has separate coordinates. Without it, values of a nearest-neighbor process
-            are too correlated for any step that is found.
+            are too correlated for any step size.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. None is draws of the guide;
             without one ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.
 

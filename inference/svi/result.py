@@ -21,7 +21,7 @@ class FitResult:
         ended_by: "Ctrl-C", "the time limit" or "early stopping" if one of them ended it; else None.
         optimizer: "adam" or "lbfgs".
         batch_size: rows per step at the end; the number of data points if a step used all of them.
-        refreshes: number of times that neighbors were found again in this call.
+        refreshes: number of neighbor searches in this call.
         solves: number of times that parameters were solved for in this call.
         num_neighbors: K of the method's graph, given or chosen; None without a graph.
         replayed_from: first step of this call, counted from 1, in which recorded operations replaced model and guide

@@ -189,7 +189,7 @@ class TrainState:
         return self.part.profiled()
 
     def neighbors_changed(self) -> None:
-        """Notice that the method has found its neighbors again."""
+        """Notice a new neighbor search of the method."""
         self.part = self.method
 
     def _loss(self, rows: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ class Augmented(Observed):
         coupling: of classes.
         q: q(omega), at whose means the variables are; None for Gaussian data, and at the variables of a draw.
         omega: the variables of a posterior draw at all rows.
-        knows_labels: whether the variables of neighbors were found with labels that must be left out.
+        knows_labels: whether the variables of neighbors were computed with labels that must be left out.
     """
 
     coupling: Coupling = "odds"
@@ -83,8 +83,8 @@ class Augmented(Observed):
         r"""Given the observations of the nearest others; O(I K^3), for labels in one process O(I K^4).
 
         The auxiliary variable :math:`\omega_m` of a neighbor with n among its neighbors was computed with the label
-        :math:`y_n`. For labels it is found again without (:meth:`variables_without`). Posterior draws of the auxiliary
-        variables are taken as they are.
+        :math:`y_n`. For labels it is computed again without (:meth:`variables_without`). Posterior draws of the
+        auxiliary variables are taken as they are.
         """
         if not self.knows_labels:
             return super().leave_one_out(others)

@@ -42,7 +42,7 @@ Kind = TypeVar("Kind", bound="Posterior")
 class Posterior:
     """p(f | data) or q(f) at given hyperparameters, or at those and latent values of a posterior draw.
 
-    Neighbors are found by methods that do not depend on hyperparameters, once for all posterior draws; all others run
+    Methods that do not depend on hyperparameters search neighbors once for all posterior draws; all others run
     under ``torch.vmap``, unless they say that they cannot by None as their number of entries.
 
     Attributes:

@@ -10,7 +10,7 @@ level. The inverse of the left side is the covariance of the coefficients, which
 Coefficients with a normal prior have a posterior from all points: the prior's precision is added to the left side
 (:mod:`pyro_nngp.coefficients`).
 
-The covariance under a flat prior follows from the hyperparameters. It is found when a prediction first needs it, and
+The covariance under a flat prior follows from the hyperparameters. It is computed when a prediction first needs it, and
 kept (:class:`~pyro_nngp._versions.Kept`); its gradient in the hyperparameters is computed when it is asked for. With
 q(u), which does not follow hyperparameters, it has none.
 

@@ -21,7 +21,7 @@ from pyro_nngp.distributed.world import Route
 from pyro_nngp.neighbors import SearchIndex
 from pyro_nngp.neighbors.symmetric import select_parents
 
-_BLOCK = 2**22  # neighbors found at a time
+_BLOCK = 2**22  # neighbors searched at a time
 
 
 class ShardedIndex:
@@ -84,7 +84,7 @@ class ShardedIndex:
     def _in_blocks(
         self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None, everything: bool = False
     ) -> list[Tensor]:
-        """Numbers found in blocks, as many on each process; with `everything` also distances and positions."""
+        """Numbers searched in blocks, as many on each process; with `everything` also distances and positions."""
         data, size = self._data, max(1, _BLOCK // k)
         nearest = [places.new_empty((len(places), k), dtype=torch.int32 if data.num_rows < 2**31 else torch.int64)]
         if everything:

@@ -155,7 +155,7 @@ class ShardedGraph(ShardedTable, NeighborGraph):
         return self.index.parents(k) if self._symmetric else self.index.predecessors(k)
 
     def rounds(self) -> list[Round]:
-        """The rounds of substitution in which processes wait for each other; found once for the present neighbors."""
+        """The rounds of substitution in which processes wait for each other; once per set of neighbors."""
         if self._rounds is None:
             self._rounds = find_rounds(self.data, self.halo, self.neighbors[: self.num_points].long().cpu())
         return self._rounds

@@ -216,7 +216,7 @@ def bound_copy(module: Module) -> Module:
     """A shallow copy that holds the present values of all hyperparameters, so that using it has no Pyro effects.
 
     Parameters, priors and parts are read once, firing their Pyro statements; the values are set as attributes of the
-    copy, where they are found before the parameters and priors behind them.
+    copy, where lookup meets them before the parameters and priors behind them.
     """
     parameters = (name.removesuffix("_unconstrained") for name in module._parameters)
     values = {name: getattr(module, name) for name in (*parameters, *module._pyro_samples, *module._modules)}

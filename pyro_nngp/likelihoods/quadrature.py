@@ -130,7 +130,7 @@ def expectation(
         Tensor of the given shape.
 
     Cost: 24 evaluations of g per element if it is smooth throughout the batch. Otherwise Q more, and 85 without
-    gradient where the focus has to be found.
+    gradient where the focus has to be computed.
     """
     nodes, weights = gauss_hermite(_HERMITE_NODES, dtype, device)
     nodes = nodes.reshape(-1, *[1] * len(shape))
@@ -175,7 +175,7 @@ def log_expectation(
         Tensor of the shape of loc.
 
     Cost: 24 evaluations of g per element if :math:`\exp g` is smooth throughout the batch. Otherwise 160 more, 64 of
-    them with gradient, and 85 where the focus has to be found.
+    them with gradient, and 85 where the focus has to be computed.
     """
     nodes, weights = gauss_hermite(_HERMITE_NODES, loc.dtype, loc.device)
     nodes = nodes.reshape(-1, *[1] * loc.dim())

@@ -6,7 +6,7 @@ given its neighbors or an observation. With the sparse columns R and the dense o
 .. math:: F = [R, E], \qquad F^\top F = \begin{pmatrix} S & R^\top E \\ E^\top R & E^\top E \end{pmatrix}, \quad
    S = R^\top R .
 
-S has a sparse Cholesky factor, found by SuperLU with the columns in minimum degree order; the dense columns follow from
+S has a sparse Cholesky factor, from SuperLU with the columns in minimum degree order; the dense columns follow from
 their Schur complement. A draw is a solution for a random right-hand side, :math:`P^{-1} F^\top \epsilon`, whose
 covariance is :math:`P^{-1}`.
 

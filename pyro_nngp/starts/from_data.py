@@ -12,9 +12,9 @@ with it.
 3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
    density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
    common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard
-   deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors are found again once, in
-   the metric of the kernel after the grid. At first some of them come from metrics that stress one column each, so that
-   a kernel of space and time has neighbors at the same place and at the same time, whatever the units.
+   deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors are searched again once,
+   in the metric of the kernel after the grid. At first some of them come from metrics that stress one column each, so
+   that a kernel of space and time has neighbors at the same place and at the same time, whatever the units.
 
 Neighbors that do not share an f make counts look overdispersed. So 4 and 16 times the size that neighbors alone suggest
 are tried too, and taken if the leave-one-out density of the counts gains .01 nats.

@@ -70,7 +70,7 @@ def start_outputs(
         offset: known part of f at each row.
         trials: numbers of trials of each row.
         needs_loading: whether loadings are wanted; if not, and no kernel is to be started either, they are zero, and
-            only levels, spreads and likelihoods are found.
+            only levels, spreads and likelihoods are computed.
         at: values of hyperparameters with priors, by module and attribute; None draws them.
     """
     pool = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_ROWS].to(x.device)

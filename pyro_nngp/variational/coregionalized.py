@@ -296,7 +296,7 @@ class CoregionalizedPrior(LatentPrior):
         nearest: rows of the points that the covariances at each point depend on.
 
     Attributes:
-        covariance: of the latent functions at each point, (N, L, L), as found last.
+        covariance: of the latent functions at each point, (N, L, L), from the last solution.
     """
 
     covariance: Tensor | None = None
@@ -354,7 +354,7 @@ class CoregionalizedPrior(LatentPrior):
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
-        """As of one function; the constants of the outputs are found together."""
+        """As of one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
         posterior, count = self._posterior(precision), len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)

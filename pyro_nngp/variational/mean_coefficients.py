@@ -21,7 +21,7 @@ from pyro_nngp.variational.natural_gradient import Total
 
 
 class MeanCoefficients:
-    """The coefficients of a mean function that are found with the sites.
+    """The coefficients of a mean function that are solved for with the sites.
 
     Args:
         mean: the mean function as a module; None or another callable has no such coefficients.

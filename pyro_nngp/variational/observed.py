@@ -11,11 +11,11 @@ variance of each value given all others, which is orders of magnitude smaller fo
 
 Means follow from the sparse prior times the sites, by conjugate gradients. Variances are conditional on the
 pseudo-observations nearest to a point (:mod:`pyro_nngp.variational.site_neighbors`), pooled where they are noisy
-(:mod:`pyro_nngp.variational.pooling`). Both are found together with the sites
+(:mod:`pyro_nngp.variational.pooling`). Both are computed together with the sites
 (:mod:`pyro_nngp.variational.site_solution`). Divergence and draws are as in
 ``SitePosterior``. A minibatch evaluates the evidence of the sites as observations;
 :mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of latent values has in addition,
-once :meth:`ObservedGaussian.solve` has found it.
+once :meth:`ObservedGaussian.solve` has computed it.
 
 Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients to solve; a batch touches its
 rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
@@ -157,7 +157,7 @@ class ObservedGaussian(Family):
     def solve(self, read: Callable[[], Any], max_steps: int = 100, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put pseudo-observations and marginals at their optimum for the present hyperparameters.
 
-        Natural-gradient steps; a Gaussian likelihood takes one round. Then the difference of evidences is found.
+        Natural-gradient steps; a Gaussian likelihood takes one round. Then the difference of evidences is computed.
 
         Args:
             read: returns data, neighbors and present hyperparameters, and the mean function as a module, `mean`, whose

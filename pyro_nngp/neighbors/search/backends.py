@@ -41,7 +41,7 @@ class Candidates(NamedTuple):
     """Candidates of Q queries.
 
     Attributes:
-        ids: numbers of the points, (Q, F); -1 where an approximate search found none.
+        ids: numbers of the points, (Q, F); -1 where an approximate search has none.
         value: their exact distances, (Q, F).
         floor: no other point has a smaller distance, (Q,).
     """
