@@ -106,7 +106,7 @@ def nearest_predecessors(points: Float[Tensor, "N D"], k: int, start: int = 0, *
 
 
 def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
-    """Fraction of the exact neighbors (without -1 entries) that an approximate search found."""
+    """Fraction of the exact neighbors (without -1 entries) that an approximate search returned."""
     if approximate.shape != exact.shape:
         expectation = f"of the shape of exact {tuple(exact.shape)}"
         fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
@@ -180,8 +180,9 @@ class SearchIndex:
         without = np.full(len(queries), -1) if exclude is None else exclude.cpu().numpy()
         copies = min(k, int(self._copies.max())) + 1
         if copies not in self._sources:
-            self._sources[copies] = self._build(copies)
-            self._sources[copies].prefix(size)
+            source = self._build(copies)
+            source.prefix(size)
+            self._sources[copies] = source  # once it is ready: other threads may search at the same time
         places = queries.detach().cpu().double().numpy()
         with self._bar(len(queries)) as bar:
             limit, answers = np.full(len(queries), size), _empty(len(queries), k)

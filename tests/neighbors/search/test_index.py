@@ -2,6 +2,8 @@
 
 import builtins
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import ClassVar
 
 import pytest
@@ -86,6 +88,27 @@ def test_float32_points_are_compared_in_float64():
     # In float32 both candidates have the squared distance 1, so the first would win; the second is nearer.
     points = torch.tensor([[1.0, 1e-5], [1.0, 0.0], [0.0, 0.0]])
     assert nearest_predecessors(points, 1)[2].item() == 1
+
+
+def test_an_index_that_another_thread_builds_is_not_used_before_it_is_ready(monkeypatch):
+    index, building, answered = SearchIndex(PLANE), Event(), Event()
+    prefix = search_proof.Source.prefix
+
+    def wait_once(*args):
+        if not building.is_set():
+            building.set()
+            assert answered.wait(10)
+        prefix(*args)
+
+    monkeypatch.setattr(search_proof.Source, "prefix", wait_once)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(index.nearest, PLANE, 3)
+        assert building.wait(10)
+        try:
+            second = index.nearest(PLANE, 3)[0]
+        finally:
+            answered.set()
+        assert torch.equal(first.result()[0], second)
 
 
 @pytest.mark.slow
