@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--x", nargs="+", metavar="COLUMN", help="inputs, such as lon lat or east north; left out, a file's points")
     add("--y", required=True, metavar="COLUMN", help="what was measured; rows without it are left out")
     where = command.add_mutually_exclusive_group(required=True)
-    where.add_argument("--grid", type=float, nargs="+", metavar="STEP", help="cell size, one number or one per input")
+    where.add_argument(
+        "--grid", type=float, nargs="+", metavar="STEP", help="cell size; beyond two inputs one for each"
+    )
     where.add_argument("--like", type=Path, metavar="RASTER", help="predict at the cells of this raster")
     where.add_argument("--at", type=Path, metavar="TABLE", help="predict at the places of this table")
     add("--bounds", type=float, nargs=4, metavar=("W", "S", "E", "N"), help="of the grid; default: the data's")

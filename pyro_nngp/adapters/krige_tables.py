@@ -139,6 +139,9 @@ def make_template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str]
     if given.like is not None:
         raster = extra("rioxarray").open_rasterio(given.like, masked=True)
         return raster if on_globe else raster.rename({"x": names[0], "y": names[1]} if len(names) == 2 else {})
+    if len(given.grid) == 1 and len(axes) > 2:
+        cure = "Give one for each, or predict where all of them are known, at the places of a table, by --at."
+        raise UsageError(f"--grid: one cell size is for one or two inputs, not for {', '.join(names)}. {cure}")
     steps = given.grid * (len(axes) if len(given.grid) == 1 else 1)
     if len(steps) != len(axes) or not all(0 < step < math.inf for step in steps):
         raise UsageError(f"--grid: expected one positive cell size, or one for each of {', '.join(names)}.")

@@ -164,12 +164,22 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lot --y rain --grid 1 --out map.nc", "no column 'lot', which --x names"),
         ("stations.csv --x lon lat --y note --grid 1 --out map.nc", "the column 'note' does not hold numbers"),
         ("stations.csv --y rain --grid 1 --out map.nc", "has no points: name its columns of coordinates by --x"),
+        (
+            "stations.csv --x lon lat day --y rain --grid 1 --out map.nc",
+            "two inputs, not for lon, lat, day. Give one for",
+        ),
         ("stations.csv --x lon lat --y rain --grid 1 2 3 --out map.nc", "--grid: expected one positive cell size"),
         ("stations.csv --x lon lat --y rain --grid -1 --out map.nc", "--grid: expected one positive cell size"),
         ("stations.csv --x lon lat --y rain --grid 1e-6 --out map.nc", "e+12 cells are more than 1e+08. Take larger"),
         ("stations.csv --x lon lat --y rain --grid 1e-320 --out map.nc", "--grid: inf cells are more than 1e+08"),
-        ("stations.csv --x lon lat day --y rain --grid 1 --out map.tif", "expected path to end in .nc or .zarr for"),
-        ("stations.csv --x lon lat day --y rain --grid 1 --out map.nc --plot map.png", "the grid has day, lat, lon"),
+        (
+            "stations.csv --x lon lat day --y rain --grid 1 1 1 --out map.tif",
+            "expected path to end in .nc or .zarr for",
+        ),
+        (
+            "stations.csv --x lon lat day --y rain --grid 1 1 1 --out map.nc --plot map.png",
+            "the grid has day, lat, lon",
+        ),
         (
             "stations.csv --x lon lat --y rain --grid 1 --out map.nc --plot map.doc",
             "--plot map.doc: expected a name that",
