@@ -98,7 +98,7 @@ def table(rows, command):
         times = [f"{sum(each) / len(each):.2f} with K = {k}" for k, each in sorted(seconds.items())]
         lines += [
             "",
-            f"{method}: errors are at most 5 % above those of K = {MANY} in {int((ratios <= 1.05).sum())} of "
+            f"{method}: errors are at most 5 % above errors with K = {MANY} in {int((ratios <= 1.05).sum())} of "
             f"{len(some)} cells; the geometric mean of the ratio is {float(ratios.log().mean().exp()):.3f}, "
             f"the largest {float(ratios.max()):.3f}. Mean seconds by K in training: {', '.join(times)}.",
         ]

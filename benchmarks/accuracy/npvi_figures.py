@@ -225,7 +225,7 @@ SWEEPS = {
         x="seconds",
     ),
     "networks": Sweep(
-        "What the graph convolutions lose: what of q is theirs, the rest being that of solve()",
+        "What the graph convolutions lose: the part of q that they compute, the rest being solve()'s",
         networks,
         ("nll", "value"),
         score="value",

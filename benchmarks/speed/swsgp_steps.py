@@ -60,7 +60,7 @@ def main():
         f"float32, {torch.get_num_threads()} threads, median of {args.rounds * (args.steps - 4)} steps; "
         f"torch {torch.__version__}.",
         "",
-        "| M | inducing points | neighbors found at the start in [s] | step [ms] | ratio to the smallest |",
+        "| M | inducing points | first neighbor search [s] | step [ms] | ratio to the smallest |",
         "|---|---|---|---|---|",
     ]
     medians = {key: 1e3 * statistics.median(setup.times) for key, setup in setups.items()}
