@@ -11,10 +11,12 @@ with it.
    kernel's variance at the variance of the observations.
 3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
    density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
-   common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard
-   deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors are searched again once,
-   in the metric of the kernel after the grid. At first some of them come from metrics that stress one column each, so
-   that a kernel of space and time has neighbors at the same place and at the same time, whatever the units.
+   common factors of lengthscales and noise, and of two to six lengthscales also each alone at a sixteenth and a 64th,
+   since a season that all places share leaves no slope elsewhere; then by L-BFGS over all logarithms, with a weak
+   normal prior (standard deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors
+   are searched again once, in the metric of the kernel after the grid. At first some of them come from metrics that
+   stress one column each, so that a kernel of space and time has neighbors at the same place and at the same time,
+   whatever the units.
 
 Neighbors that do not share an f make counts look overdispersed. So 4 and 16 times the size that neighbors alone suggest
 are tried too, and taken if the leave-one-out density of the counts gains .01 nats.
@@ -22,7 +24,7 @@ are tried too, and taken if the leave-one-out density of the counts gains .01 na
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
 
-Cost: O(N) for quantiles, then 13 to 40 evaluations at 512 points of at most 28 neighbors, whatever N: 0.05 to 0.5 s.
+Cost: O(N) for quantiles, then 13 to 76 evaluations at 512 points of at most 28 neighbors, whatever N: 0.05 to 0.5 s.
 Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
 """
 

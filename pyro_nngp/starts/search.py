@@ -24,6 +24,7 @@ from pyro_nngp.starts.scales import Slot, place_scales
 _NEIGHBORS = 16
 _STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors in metrics that stress one of few columns
 _LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
+_SHORT = 1 / 16, 1 / 64  # factors of one lengthscale alone, as for a season that all places share
 _PRIOR = 1.5  # standard deviation of the logarithms
 _BOUND = 8.0  # on their distance from the start
 _STEPS = 15
@@ -78,11 +79,14 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
 
     with torch.enable_grad():
         near = _neighbors(problem, stressed=True)
-        grid = [_LENGTHS if bool(is_length.any()) else (1.0,), _NOISES if problem.learn_noise else (0.1,)]
+        lengths = is_length.to(center)
+        scales = [lengths * math.log(factor) for factor in (_LENGTHS if bool(is_length.any()) else (1.0,))]
+        if 1 < int(lengths.sum()) <= _MOST_STRESSED:
+            scales += [one * math.log(factor) for factor in _SHORT for one in torch.diag(lengths)[is_length]]
         trials = []
-        for length in grid[0]:
-            for share in grid[1]:
-                shift = is_length.to(center) * math.log(length)
+        for scale in scales:
+            for share in _NOISES if problem.learn_noise else (0.1,):
+                shift = scale.clone()
                 if problem.learn_noise:
                     shift[-1] = math.log(share / 0.1)
                 trials.append((_safely(value, shift, near), shift))

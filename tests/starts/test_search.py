@@ -5,7 +5,7 @@ import torch
 from oracles.problems import draw
 
 from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern12, Matern32
+from pyro_nngp.kernels import Matern12, Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Gaussian,
 )
@@ -36,3 +36,15 @@ def test_neighbors_in_space_and_time_follow_a_product_kernel(method):
     errors = [(one(x[700:])[0].detach() - f[700:]).square().mean().sqrt() for one in (gp, best)]
     assert errors[0] < 1.05 * errors[1]
     assert errors[1] < 0.35
+
+
+def test_a_season_that_all_places_share_is_no_noise():
+    """One short lengthscale: with common factors all places are strangers, and the season is noise of variance .46."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 3, generator=generator, dtype=F64)
+    x[:, 2] = torch.randint(0, 96, (300,), generator=generator) / 96
+    season = torch.sin(48 * torch.pi * x[:, 2])
+    y = season + 0.3 * torch.sin(20 * x[:, 0] + x[:, 1]) + 0.1 * torch.randn(300, generator=generator, dtype=F64)
+    gp = Vecchia(x, y, Matern52(3), num_neighbors=16)
+    assert gp.kernel.lengthscale[2] < 0.05
+    assert gp.likelihood.variance < 0.1
