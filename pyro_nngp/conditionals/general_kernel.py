@@ -6,7 +6,7 @@ point gets an extra nugget, for that matrix only, with a warning.
 Cost: O(B K^3) time, O(B K^2) memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +24,18 @@ _CHUNK_BYTES = 2**20
 
 
 def block_conditional(
-    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
+    cov: Covariance,
+    x: Tensor,
+    points: Tensor,
+    neighbors: Tensor,
+    noise: Tensor | None,
+    jitter: float,
+    explained: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights and variances for any covariance function, which is evaluated and differentiated chunk by chunk.
 
-    Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with.
+    Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with. `explained` are
+    covariances to subtract: among the neighbors (B, K, K), of these with the target (B, K), and of the target (B,).
     """
     rows, parts = neighbors.clamp(min=0), []
     padded = may_lack(neighbors)
@@ -37,6 +44,9 @@ def block_conditional(
         target, z = x[part], points[rows[part]]
         mask = neighbors[part] >= 0 if padded else None
         cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[..., 0, :], cov.diag(target)
+        if explained is not None:
+            among, cross, own = (value[part] for value in explained)
+            cov_nn, cov_nx, cov_xx = cov_nn - among, cov_nx - cross, (cov_xx - own).clamp(min=0)
         added = None if noise is None else noise[..., part, :]
         parts.append(_member_by_member(cov_nn, cov_nx, cov_xx, added, mask, jitter))
     if len(parts) == 1:

@@ -40,6 +40,7 @@ from torch._C._functorch import is_batchedtensor
 from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
+from pyro_nngp.conditionals.low_rank import residual_conditional
 from pyro_nngp.conditionals.mixed_precision import solved_again
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
@@ -163,6 +164,8 @@ def _conditional(
         same = noise.shape == neighbors.shape
         noise = (noise if same else noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape))).to(x.dtype)
     arguments = x, points, neighbors, noise, jitter
+    if cov.whole is not None:
+        return residual_conditional(cov.whole, x, points, neighbors, noise, jitter)
     is_compiled = cov.radial is not None and enabled()
     w, var = block_conditional(cov, *arguments) if cov.radial is None else radial_conditional(cov.radial, *arguments)
     if is_compiled or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":

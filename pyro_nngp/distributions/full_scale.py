@@ -42,18 +42,20 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.conditionals.inducing import whitened_conditional
+from pyro_nngp.conditionals.low_rank import LowRank
 from pyro_nngp.distributions.nngp import check_prior, check_values, draw_appended
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, cholesky, factor_solve, half_solve
+from pyro_nngp.linalg.neighbor_products import combined
 from pyro_nngp.neighbors import NeighborGraph
 
 
@@ -121,19 +123,20 @@ class FullScaleNNGP(TorchDistribution):
     @cached_property
     def features(self) -> Float[Tensor, "N M"]:
         r""":math:`\Phi`, the features :math:`\varphi` at the points of the graph."""
-        return self._features(self.graph.x)
+        return self._low_rank.features_of(self._points)
 
     @cached_property
     def residual(self) -> VecchiaFactor:
         """(I - A, V) of the residual, with the noise."""
-        x, near = self.graph.x, self.graph.neighbors
-        w, var = self._residual_conditional(x, self.features, near, *self._points())
+        near = self.graph.neighbors
+        w, var = self._conditional(self._points, near)
         return VecchiaFactor(w, var + self.noise, near, self.graph.levels())
 
     @cached_property
     def _white_features(self) -> Float[Tensor, "M N"]:
         r""":math:`W^\top`, in float64."""
-        return self.residual.whiten(self.features.mT).double()
+        rest = self.features - combined(self.residual.w, self.features, self.graph.neighbors)
+        return rest.mT.double() * self.residual.var.double().rsqrt()
 
     @cached_property
     def _tril(self) -> Float[Tensor, "M M"]:
@@ -185,9 +188,9 @@ class FullScaleNNGP(TorchDistribution):
         """
         check_values("FullScaleNNGP.predict", "value", value, self.graph.x)
         near = self.graph.query(x_new, num_neighbors)
-        features = self._features(x_new)
-        w, var = self._residual_conditional(x_new, features, near, *self._points())
-        rest = (features - (w[..., None, :] @ self.features[near.clamp(min=0)])[..., 0, :]).double()
+        new = self._low_rank.inputs(x_new)
+        w, var = self._conditional(new, near)
+        rest = (self._low_rank.features_of(new) - combined(w, self.features, near)).double()
         spread = half_solve(self._tril, rest.mT).square().sum(0)
         low = self._low_mean(value)
         loc = (w * values_at(value, near)).sum(-1) + (rest @ low)[..., 0].to(value)
@@ -215,16 +218,15 @@ class FullScaleNNGP(TorchDistribution):
         check_new_inputs("FullScaleNNGP.sample_new", x_new, self.graph.x)
         check_values("FullScaleNNGP.sample_new", "value", value, self.graph.x)
         _, near = self.graph.extend(x_new, num_neighbors, seed)
-        features, (points, noise), num_old = self._features(x_new), self._points(), len(self.graph.x)
-        points = torch.cat([points, torch.cat([x_new, features], -1)])
-        noise = torch.cat([noise, self._nugget(x_new)])
-        w, var = self._residual_conditional(x_new, features, near, points, noise)
+        new, num_old = self._low_rank.inputs(x_new), len(self.graph.x)
+        points, noise = torch.cat([self._points, new]), pad(self._noise_of_each, (0, len(new)))
+        w, var = graph_conditional(self._low_rank.residual, new, points, near, noise, self.jitter)
         low = self._low_mean(value)
         low = (low + half_solve(self._tril, torch.randn_like(low), transposed=True)).to(value)[..., 0]
         old = near < num_old
         rest = value - low @ self.features.mT
         loc = ((w * old) * values_at(rest, torch.where(old, near, -1))).sum(-1)
-        return low @ features.mT + draw_appended(w, var, near, loc, num_old)
+        return low @ self._low_rank.features_of(new).mT + draw_appended(w, var, near, loc, num_old)
 
     def _linear(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S M 1"]:
         r""":math:`W^\top e`, in float64."""
@@ -234,37 +236,24 @@ class FullScaleNNGP(TorchDistribution):
         r"""The posterior mean of :math:`\nu` given all values, in float64."""
         return factor_solve(self._tril, self._linear(self.residual.whiten(value)))
 
-    def _features(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B M"]:
-        if not len(self.inducing):
-            return x[:, :0]
-        return whitened_conditional(self.kernel, x, self.inducing, self.jitter)[0]
-
-    def _nugget(self, x: Float[Tensor, "B D"]) -> Float[Tensor, " B"]:
-        return self.jitter * self.kernel.diag(x)
-
-    def _points(self) -> tuple[Float[Tensor, "N _"], Float[Tensor, " N"]]:
-        """The points beside their features, and nugget and noise of each."""
-        return torch.cat([self.graph.x, self.features], -1), self._nugget(self.graph.x) + self.noise
-
-    def _residual_conditional(
-        self, x: Tensor, features: Tensor, near: Tensor, points: Tensor, noise: Tensor
+    def _conditional(
+        self, at: Float[Tensor, "B C"], near: Int[Tensor, "B K"]
     ) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
-        """Weights and variances of the residual at x, without noise, given that at neighbors, with noise.
+        """Weights and variances of the residual at points with their features, given that of the graph with noise."""
+        return graph_conditional(self._low_rank.residual, at, self._points, near, self._noise_of_each, self.jitter)
 
-        Points carry their features as further columns, so that the covariance of the residual is a function of them.
-        The nugget is one of the process, not relative to the residual, which vanishes at inducing points.
-        """
-        dim, kernel = x.shape[1], self.kernel
+    @property
+    def _noise_of_each(self) -> Float[Tensor, " N"]:
+        return self.noise.expand(len(self.graph.x))
 
-        def block(a: Tensor, b: Tensor) -> Tensor:
-            return kernel(a[..., :dim], b[..., :dim]) - a[..., dim:] @ b[..., dim:].mT
+    @cached_property
+    def _low_rank(self) -> LowRank:
+        return LowRank(self.kernel, self.inducing, self.jitter)
 
-        def diag(a: Tensor) -> Tensor:
-            return (kernel.diag(a[..., :dim]) - a[..., dim:].square().sum(-1)).clamp(min=0)
-
-        residual = Covariance(block, diag)
-        w, var = graph_conditional(residual, torch.cat([x, features], -1), points, near, noise, jitter=0.0)
-        return w, var + self._nugget(x)
+    @cached_property
+    def _points(self) -> Float[Tensor, "N C"]:
+        """The points of the graph with their features."""
+        return self._low_rank.inputs(self.graph.x)
 
     def _validate_sample(self, value: Any) -> None:
         check_values("FullScaleNNGP.log_prob", "value", value, self.graph.x)

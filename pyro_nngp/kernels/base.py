@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -32,17 +32,22 @@ class Covariance:
     ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
     is given where the function is one stationary kernel, for code that can do better than evaluate blocks. Where the
     hyperparameters have batch dimensions, the dimensions of results begin with them; ``batch_shape`` is their
-    shape, None where only an evaluation shows it.
+    shape, None where only an evaluation shows it. ``whole`` is given where the function is that of a residual.
     """
 
     block: KernelLike
     diag: Callable[[Tensor], Tensor]
     radial: Radial | None = None
     batch_shape: torch.Size | None = torch.Size()
+    whole: "Whole | None" = None
 
     def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "..."]:
         """Covariances (*S, ..., n, m) of rows of x with rows of z, which autograd may need: do not change them."""
         return self.block(x, z)
+
+    def nugget(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "..."]:
+        """The variances that a relative nugget multiplies: those of the process, where this is its residual."""
+        return self.diag(x) if self.whole is None else self.whole.kernel.diag(x[..., : self.whole.dim])
 
     def shifted(self, count: int) -> "Covariance":
         """Covariance with `count` batch dimensions of size 1 added at the right, or removed if negative.
@@ -72,6 +77,14 @@ class Covariance:
         return Covariance(
             lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)
         )
+
+
+class Whole(NamedTuple):
+    """The process of a residual, whose points have the values of its low-rank features as further columns."""
+
+    kernel: Covariance
+    dim: int
+    """Number of columns before the features."""
 
 
 def bind(kernel: KernelLike) -> Covariance:
