@@ -10,7 +10,8 @@ a proper density, which for K = N-1 equals the exact Gaussian process.
 
 Differs from the papers: a mean function.
 
-Cost per step: O(B K^3), independent of N.
+Cost per step: O(B K^3), independent of N; with M inducing points O(B (K^3 + K^2 M + M^2)), and for predictions
+O(N (K^3 + K^2 M + M^2)) once (:mod:`pyro_nngp.models.base.low_rank`).
 """
 
 from collections.abc import Callable
@@ -19,17 +20,26 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 from jaxtyping import Float, Int
+from pyro import poutine
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
+from pyro_nngp._checks import fail
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.information import Information, of_conditionals
+from pyro_nngp.models.base.low_rank import with_posterior, with_prior
+from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
+from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
 from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.rows import Part
 
 
 class Vecchia(ResponseMethod):
@@ -53,6 +63,9 @@ class Vecchia(ResponseMethod):
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %,
             of y or, in a few thousand rows at most, of f
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
+        inducing: number of inducing points of a low-rank part beside the neighbors, which then condition what it leaves
+            (:mod:`pyro_nngp.models.base.low_rank`), at centers of k-means; or the points themselves. For functions
+            that are smooth over long distances, or of many inputs. None or 0 is none. Of one output.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
@@ -78,6 +91,7 @@ class Vecchia(ResponseMethod):
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int | None = None,
+        inducing: int | Float[Tensor, "M D"] | None = None,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
@@ -89,6 +103,8 @@ class Vecchia(ResponseMethod):
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights)
         check_gaussian(self)
+        if inducing is not None and not (isinstance(inducing, int) and inducing == 0):
+            self._take_inducing(inducing_points("Vecchia", x, inducing, seed))
         self._start(solves_coefficients=True)
         k = first_neighbors("Vecchia", num_neighbors, x)
         self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self.neighbor_metric())
@@ -97,8 +113,13 @@ class Vecchia(ResponseMethod):
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
-        """The densities of a batch of data (None: all) given their neighbors; returns their y."""
+        """The densities of a batch of data (None: all) given their neighbors; returns their y.
+
+        With inducing points the joint density of the batch.
+        """
         program, batch = Program.model(self, idx), self.graph.batch(idx)
+        if self._has_inducing:
+            return self._joint_model(program, batch)
         posterior = self.posterior(program.bound)
         loc, var = posterior.given_neighbors(program.x, batch.rows, batch.neighbors, program.at)
         rows, (data, latents) = batch.rows[batch.targets], program.plates
@@ -109,6 +130,17 @@ class Vecchia(ResponseMethod):
         with latents, data:
             count_weights(program, rows)
             return pyro.sample(self.site("y"), y, obs=program.y)
+
+    def _joint_model(self, program: Program, batch: Any) -> Tensor:
+        """The density of the errors of a batch given their neighbors, which share the low-rank part."""
+        errors, rows = Observed(self.rows, self.graph, with_prior(program.bound)), batch.rows[batch.targets]
+        loc, var, features = errors.features_given_neighbors(batch.targets, batch.rows, batch.neighbors, program.at)
+        spread = (var + errors.observations(rows)[1]).double()
+        y = dist.LowRankMultivariateNormal(loc.double(), features.double(), spread)
+        with program.plates[0]:
+            count_weights(program, rows)
+        with poutine.scale(scale=self.num_data / len(rows)):
+            return pyro.sample(self.site("y"), y, obs=program.y.double())
 
     @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
@@ -128,19 +160,54 @@ class Vecchia(ResponseMethod):
         """The parameters that :meth:`solve` sets."""
         return solved_mean(self)
 
+    def posterior(self, bound: Any, draw: Draw | None = None, part: Part | None = None) -> Observed:
+        """f given the observations of its neighbors, and with inducing points of all data."""
+        if bound.others.get("z") is not None:
+            bound = with_posterior(self, bound)
+        return super().posterior(bound, draw, part)
+
     def information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters, from the information of the conditional densities."""
+        if self._has_inducing:
+            return "no interval with inducing points"
         return of_conditionals(self)
 
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
         """Log density of all data, with hyperparameters that have a prior at the median of their guide.
 
         Args:
-            batch_size: number of rows at a time.
+            batch_size: number of rows at a time; with inducing points all rows are taken at once.
 
         Returns:
             The sum over all rows, of all processes, of the log density that ``model`` gives them.
 
-        Cost: O(N K^3).
+        Cost: O(N K^3); with M inducing points O(N (K^3 + K^2 M + M^2)).
         """
-        return log_prob_of_rows(self, batch_size)
+        return log_prob_of_rows(self, self.num_data if self._has_inducing else batch_size)
+
+    def _take_inducing(self, z: Float[Tensor, "M D"]) -> None:
+        """Take inducing points, which are not trained."""
+        if self.latent_shape:
+            cure = "Build one model per output."
+            fail("Vecchia", "inducing", "None with several outputs", tuple(z.shape), cure, NotImplementedError)
+        self.register_buffer("z", z.detach().clone())
+        self._points = ("z",)
+
+    @property
+    def _has_inducing(self) -> bool:
+        return bool(self._points)
+
+    @property
+    def _maps_draws(self) -> bool:
+        return not self._has_inducing and super()._maps_draws
+
+    def _distribute(self, data: ShardedData, choose: bool) -> None:
+        if self._has_inducing:
+            cure = "Train on one process, or leave inducing out."
+            fail("Vecchia", "inducing", "None on several processes", tuple(self.z.shape), cure, NotImplementedError)
+        super()._distribute(data, choose)
+
+    def _repeat_targets(self, where: str, y: Tensor) -> Tensor:
+        if self._has_inducing:
+            return Method._repeat_targets(self, where, y)  # raises
+        return super()._repeat_targets(where, y)

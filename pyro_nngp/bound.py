@@ -18,6 +18,7 @@ from pyro_nngp._autograd import is_transformed
 from pyro_nngp._checks import fail
 from pyro_nngp._versions import Attributes, Versions
 from pyro_nngp.coefficients import Trend
+from pyro_nngp.conditionals.low_rank import LowRank
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.hyperparameters.priors import site_name
 from pyro_nngp.hyperparameters.values import Get, Values, as_sites, as_values, plain
@@ -45,6 +46,7 @@ class Bound:
         others: values of further hyperparameters of the method, and of its inducing points, by name.
         where: name of the method, for errors.
         trend: coefficients of the mean that predictions integrate over; None takes them as they are.
+        low_rank: low-rank part of the process, beside which neighbors condition the residual; None has none.
         versions: of all that the method depends on when the record is read; None at a draw, and in a program.
     """
 
@@ -58,6 +60,7 @@ class Bound:
     others: Mapping[str, Any] = field(default_factory=dict)
     where: str = "mean"
     trend: Trend | None = None
+    low_rank: LowRank | None = None
     versions: Versions | None = None
 
     @property
@@ -67,16 +70,30 @@ class Bound:
         return covariance
 
     @property
+    def residual(self) -> Covariance:
+        """The covariance function at :meth:`inputs` of what neighbors condition: all that is not of low rank."""
+        return self.covariance if self.low_rank is None else self.low_rank.residual
+
+    @property
     def at_data(self) -> Covariance:
-        """The covariance function within the plate of the data."""
-        return self.covariance.shifted(-1)
+        """:attr:`residual` within the plate of the data."""
+        return self.residual.shifted(-1)
+
+    def inputs(self, x: Float[Tensor, "... B D"]) -> Float[Tensor, "... B C"]:
+        """Points as :attr:`residual` and the basis of :attr:`trend` take them."""
+        return x if self.low_rank is None else self.low_rank.inputs(x)
 
     def mean(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*L B"]:
-        """Values of the mean function, latent functions first.
+        """Values of the mean function, latent functions first, plus the mean of the low-rank part given data.
 
         Raises:
-            ValueError: unless it returns one value per row.
+            ValueError: unless the mean function returns one value per row.
         """
+        mean = self._mean(x)
+        return mean if self.low_rank is None else mean + self.low_rank.mean(x)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """Values of the mean function."""
         mean, count = self.mean_function, len(x)
         if isinstance(mean, ConstantMean) and "value" in mean._pyro_samples:
             value = mean.value.to(x.dtype)

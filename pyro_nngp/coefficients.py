@@ -59,7 +59,13 @@ class Trend:
         values: Float[Tensor, "... U p"],
     ) -> Float[Tensor, "... B p"]:
         """The basis at points less what the weights of their neighbors make of `values`, the basis or `gain` there."""
-        return self.basis(x).to(w) - (w[..., None, :] @ values.to(w)[..., near.clamp(min=0), :])[..., 0, :]
+        return self.basis(x).to(w) - self.combined(w, near, values)
+
+    def combined(
+        self, w: Float[Tensor, "... B K"], near: Int[Tensor, "B K"], values: Float[Tensor, "... U p"]
+    ) -> Float[Tensor, "... B p"]:
+        """What the weights of neighbors make of `values` there."""
+        return (w[..., None, :] @ values.to(w)[..., near.clamp(min=0), :])[..., 0, :]
 
     def variance(self, rest: Float[Tensor, "... B p"]) -> Float[Tensor, "... B"]:
         """Variance of combinations of the coefficients."""

@@ -20,6 +20,7 @@ METHODS = {
     "VNNGP-inducing": (VNNGP, {"num_neighbors": K, "inducing": 20, "learn_inducing": True}),
     "LOO": (LOO, {"num_neighbors": K}),
     "Vecchia": (Vecchia, {"num_neighbors": K}),
+    "Vecchia-inducing": (Vecchia, {"num_neighbors": K, "inducing": 12}),
     "MLLk": (MLLk, {"num_neighbors": K}),
     "NPVI": (NPVI, {"num_neighbors": K}),
     "NPVI-NN": (NPVI, {"num_neighbors": K, "guide": lambda: Amortized(GraphConvolutionEncoder())}),

@@ -19,7 +19,7 @@ METHODS = [getattr(nngp, name) for name in ("BSGP", "LMC", "LOO", "MLLk", "NPVI"
         (nngp.LOO, "noise", r"Write likelihood=\.\.\. instead"),
         (nngp.Vecchia, "lr", r"Training has its own call: see the arguments of fit\(gp, \.\.\.\) for lr\."),
         (nngp.Vecchia, "orderings", r"Did you mean ordering\?"),
-        (nngp.Vecchia, "M", r"Leave it out\."),  # it has no inducing points
+        (nngp.LOO, "M", r"Leave it out\."),  # it has no inducing points
     ],
 )
 def test_an_unknown_keyword_names_the_argument(method, keyword, cure):

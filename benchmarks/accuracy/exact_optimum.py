@@ -3,7 +3,7 @@
 On elevators, 3,000 training rows, in float64. Hyperparameters are those of `fit(Vecchia(...))` and `fit(LOO(...))`, and
 the maximizer of the exact marginal likelihood by L-BFGS, from Vecchia's. With each the test rows are predicted from all
 training rows and from the nearest 32. "evidence" is the exact log marginal likelihood per datum. "full-scale" adds 200
-inducing points to the 32 neighbors (`FullScaleNNGP`), in training, from Vecchia's hyperparameters, and in predictions.
+inducing points to the 32 neighbors, in training and predictions: `fit(Vecchia(..., inducing=200))`.
 Inputs and targets are in units of their standard deviations. Rows are appended to a CSV file; one that is there is not
 run again.
 
@@ -21,11 +21,8 @@ from exact_gp import Exact, problem  # beside this file
 from sweeps import Sweep, main
 from torch.distributions import MultivariateNormal, Normal
 
-from pyro_nngp.distributions import FullScaleNNGP
 from pyro_nngp.inference import fit
 from pyro_nngp.models import LOO, Vecchia
-from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.ordering import maximin_ordering
 
 ROWS, K, M, ITERATIONS = 3000, 32, 200, 30
 SOURCES = {"Vecchia": Vecchia, "LOO-k": LOO, "exact evidence": Vecchia, "full-scale": Vecchia}
@@ -36,14 +33,12 @@ def trained(source):
     """A method with hyperparameters from a source, and seconds."""
     x, y, *_ = problem("elevators", ROWS)
     begin = time.process_time()
-    gp = SOURCES[source](x, y, num_neighbors=K)
+    settings = {"inducing": M} if source == "full-scale" else {}
+    gp = SOURCES[source](x, y, num_neighbors=K, **settings)
     fit(gp, progress=False)
     if source == "exact evidence":
         maximize(gp, lambda: evidence(gp, x, y))
         gp.refresh_neighbors()
-    if source == "full-scale":
-        places = full_scale_places(gp, x)
-        maximize(gp, lambda: full_scale(gp, *places).log_prob(y - gp.mean(x)) / len(x))
     return gp, time.process_time() - begin
 
 
@@ -60,17 +55,6 @@ def maximize(gp, objective):
     optimizer.step(closure)
 
 
-def full_scale_places(gp, x):
-    """A graph of K neighbors, and the first M points of a maximin ordering, both in units of the lengthscales."""
-    metric = gp.kernel.lengthscale.detach()
-    return NeighborGraph(x, K, metric=metric), x[maximin_ordering(x / metric)[:M]]
-
-
-def full_scale(gp, graph, inducing):
-    """The full-scale process of the observations, less their mean."""
-    return FullScaleNNGP(gp.kernel, graph, inducing, gp.likelihood.variance)
-
-
 def evidence(gp, x, y):
     """The exact log marginal likelihood per datum."""
     cov = gp.kernel(x)
@@ -84,11 +68,8 @@ def measure(gp, seconds, neighbors):
     x, y, x_test, y_test = problem("elevators", ROWS)
     if neighbors == "all":
         loc, var = Exact(gp, x, y).predict(x_test)
-    elif neighbors == K:
-        loc, var = gp(x_test, num_neighbors=K)
     else:
-        f = full_scale(gp, *full_scale_places(gp, x)).predict(x_test, y - gp.mean(x))
-        loc, var = gp.mean(x_test) + f.mean, f.variance
+        loc, var = gp(x_test, num_neighbors=K)
     log_prob = Normal(loc, (var + gp.likelihood.variance).sqrt()).log_prob(y_test)
     error = (y_test - loc).square().mean()
     facts = {"value": evidence(gp, x, y), "nll": -log_prob.mean(), "rmse": math.sqrt(error)}

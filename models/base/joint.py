@@ -73,11 +73,11 @@ def joint_posterior(
         exists = flat_real[part]
         near, cross = kernel(flat_points[part], flat_points[part]), kernel(flat_points[part], flat_x[part])
         near = torch.where(exists[:, :, None] & exists[:, None, :], near, 0.0)
-        added = near.diagonal(dim1=-2, dim2=-1) * jitter + flat_noise[part]
+        added = kernel.nugget(flat_points[part]) * jitter + flat_noise[part]
         tril = cholesky(add_diagonal(near, torch.where(exists, added, 1.0)), 0.0)
         half = half_solve(tril, torch.where(exists[..., None], cross, 0.0))
         own = kernel(flat_x[part], flat_x[part])
-        own = add_diagonal(own, own.diagonal(dim1=-2, dim2=-1) * jitter)
+        own = add_diagonal(own, kernel.nugget(flat_x[part]) * jitter)
         return half_solve(tril, half, transposed=True), own - half.mT @ half
 
     weights, cov = in_blocks(block, len(flat_x), 4 * u * u)
@@ -135,8 +135,9 @@ def joint_moments(
         values = function(x.reshape(-1, x.shape[-1]))
         return values.reshape(*x.shape[:-1], *values.shape[1:])
 
-    weights, cov = joint_posterior(bound.covariance, x_new, points, noise, real, bound.jitter)
-    loc = at_sets(bound.mean, x_new) + (weights @ residual[..., None])[..., 0]
+    loc, x_new, points = at_sets(bound.mean, x_new), bound.inputs(x_new), bound.inputs(points)
+    weights, cov = joint_posterior(bound.residual, x_new, points, noise, real, bound.jitter)
+    loc = loc + (weights @ residual[..., None])[..., 0]
     if bound.trend is not None:
         basis = at_sets(bound.trend.basis, x_new) - weights @ at_sets(bound.trend.basis, points)
         root = basis.to(loc) @ bound.trend.root.to(loc)

@@ -236,16 +236,40 @@ class Observed(Posterior):
         """
         return self._conditional(x, rows, near, own, observed)[:2]
 
+    def features_given_neighbors(
+        self, targets: Int[Tensor, " B"], rows: Int[Tensor, " U"], near: Int[Tensor, "B K"], own: At
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, "B p"]]:
+        """Moments of f as of :meth:`given_neighbors`, and what they change by per unit of each coefficient.
+
+        Args:
+            targets: positions of the points among the rows.
+            rows: the rows, observed or not.
+            near: neighbors of each point, positions among these rows, -1 padded.
+            own: the rows of the points.
+        """
+        return self._conditional(self.rows.x[own], rows, near, own, targets=targets)
+
     def _conditional(
-        self, x: Tensor, rows: Tensor, near: Tensor, own: At | None = None, observed: Any = None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        near: Tensor,
+        own: At | None = None,
+        observed: Any = None,
+        targets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Any]:
-        """Moments as of :meth:`given_neighbors`, and their :meth:`~Trend.rest` if coefficients are integrated over."""
+        """Moments as of :meth:`given_neighbors`, and their :meth:`~Trend.rest` if coefficients are integrated over.
+
+        `targets` are the positions of x among the rows, if it is known to be among them.
+        """
         bound, points = self.bound, self.rows.x.index_select(0, rows)
         obs, noise = self.observations(rows) if observed is None else observed
-        w, var = graph_conditional(bound.at_data, x, points, near, noise, bound.jitter)
+        among = bound.inputs(points)
+        at = bound.inputs(x) if targets is None else among[targets]
+        w, var = graph_conditional(bound.at_data, at, among, near, noise, bound.jitter)
         residual = obs - self.rows.mean(bound, rows, points)
         mean = bound.mean(x) if own is None else self.rows.mean(bound, own, x)
-        rest = None if bound.trend is None else bound.trend.rest(x, w, near, bound.trend.basis(points))
+        rest = None if bound.trend is None else bound.trend.rest(at, w, near, bound.trend.basis(among))
         return mean + (w * values_at(residual, near)).sum(-1), var, rest
 
     def find_trend(self) -> Trend | None:

@@ -17,6 +17,7 @@ q(u), which does not follow hyperparameters, it has none.
 Cost: O(K^3) for each of these points.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend, condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.linalg import cholesky, half_solve
+from pyro_nngp.linalg.neighbor_products import combined
 from pyro_nngp.means import BasisMean
 
 _POINTS = 4096
@@ -75,20 +78,60 @@ def normal_equations(
         posterior: of a method that integrates f out, at given hyperparameters.
         most: number of points; None is all.
     """
+    bound, data = posterior.bound, posterior.rows
+    basis, low_rank = bound.mean_function.basis, bound.low_rank
+    dim = data.x.shape[1]
+
+    def columns(inputs: Tensor) -> Tensor:
+        if low_rank is None:
+            return basis(inputs)
+        return torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
+
+    a, b = whitened_rows(posterior, columns, data.offset, most)
+    precision, linear = a.mT @ a, (a.mT @ b[..., None])[..., 0]
+    if low_rank is not None:
+        precision, linear = without_low_rank(precision, linear, len(low_rank))
+    return precision.expand(*linear.shape, linear.shape[-1]), linear
+
+
+def whitened_rows(
+    posterior: Any, columns: Callable[[Tensor], Tensor], known: Any, most: int | None = None
+) -> tuple[Float[Tensor, "*#L n p"], Float[Tensor, "*L n"]]:
+    """Columns and observations less the weighted ones at preceding neighbors, per standard deviation, in float64.
+
+    Args:
+        posterior: of a method that integrates f out, at given hyperparameters.
+        columns: values of basis functions at inputs, (n, p).
+        known: what to subtract from the observations, with a row per datum; None is nothing.
+        most: number of points; None is all.
+    """
     bound, rows, graph = posterior.bound, posterior.rows, posterior.graph
     part = rows.preceding(graph, rows.num_rows if most is None else min(most, rows.num_rows), graph.metric)
     places, near = part.places, part.graph
     data, (obs, noise) = part.rows, posterior.on(part).observations(places)
-    if data.offset is not None:
-        obs = obs - data.offset[places].movedim(0, -1)
-    x = data.x[places]
-    w, var = graph_conditional(bound.covariance, x, x, near, noise, bound.jitter)
-    near, scale = near.clamp(min=0), (var + noise).double().rsqrt()
-    basis, w = bound.mean_function.basis(x).double(), w.double()
-    a = (basis - (w[..., None, :] @ basis[near])[..., 0, :]) * scale[..., None]
-    b = (obs - (w * obs[..., near]).sum(-1)).double() * scale
-    right = (a.mT @ b[..., None])[..., 0]
-    return (a.mT @ a).expand(*right.shape, a.shape[-1]), right
+    if known is not None:
+        obs = obs - known[places].movedim(0, -1)
+    x = bound.inputs(data.x[places])
+    w, var = graph_conditional(bound.residual, x, x, near, noise, bound.jitter)
+    scale = (var + noise).double().rsqrt()
+    basis, w = columns(x).double(), w.double()
+    a = (basis - _combined(w, basis, near)) * scale[..., None]
+    return a, (obs - (w * obs[..., near.clamp(min=0)]).sum(-1)).double() * scale
+
+
+def _combined(w: Tensor, table: Tensor, near: Tensor) -> Tensor:
+    return combined(w, table, near) if w.dim() == 2 else (w[..., None, :] @ table[near.clamp(min=0)])[..., 0, :]
+
+
+def without_low_rank(
+    precision: Float[Tensor, "p p"], linear: Float[Tensor, "*L p"], count: int
+) -> tuple[Float[Tensor, "q q"], Float[Tensor, "*L q"]]:
+    """The likelihood of the first of some coefficients, the last ones integrated out under standard normal priors."""
+    own = precision.shape[-1] - count
+    tril = cholesky(precision[own:, own:] + torch.eye(count).to(precision), 0.0)
+    cross = half_solve(tril, precision[own:, :own])
+    white = half_solve(tril, linear[..., own:, None])
+    return precision[:own, :own] - cross.mT @ cross, linear[..., :own] - (cross.mT @ white)[..., 0]
 
 
 def bound_for_predictions(method: Any) -> Bound:
@@ -101,9 +144,9 @@ def bound_for_predictions(method: Any) -> Bound:
     if not bound.mean_function.is_learned:
         return bound
     trend = method.kept("trend").get(bound.versions, lambda: _found(method, bound))
-    if trend is not None and trend.gain is None and torch.is_grad_enabled():
-        parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
-        trend = replace(trend, root=_Recomputed.apply(method, trend.root, *parameters))
+    if trend is not None and trend.gain is None:
+        find = lambda: (method.posterior(method.bound()).find_trend().root,)  # noqa: E731
+        trend = replace(trend, root=differentiable(method, (trend.root,), find)[0])
     return replace(bound, trend=trend)
 
 
@@ -113,20 +156,35 @@ def _found(method: Any, bound: Bound) -> Trend | None:
     return method.posterior(bound).find_trend()
 
 
+def differentiable(method: Any, values: Sequence[Tensor], find: Callable[[], Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    """Values that are kept as functions of the parameters of a method, computed again for their gradients.
+
+    Args:
+        method: the method.
+        values: the values at the present parameters.
+        find: computes them.
+    """
+    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    if not (parameters and torch.is_grad_enabled()):
+        return tuple(values)
+    return _Recomputed.apply(find, len(values), *values, *parameters)
+
+
 class _Recomputed(torch.autograd.Function):
-    """The root of a trend as a function of the parameters, computed again for its gradient."""
+    """(find, number of values, *values, *parameters) -> the values, found again for their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, method: Any, root: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.method, ctx.parameters = method, parameters
-        return root.clone()
+    def forward(ctx: Any, find: Callable[[], Sequence[Tensor]], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.find, ctx.count, ctx.parameters = find, count, tensors[count:]
+        return tuple(value.clone() for value in tensors[:count])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         with torch.enable_grad():
-            root = ctx.method.posterior(ctx.method.bound()).find_trend().root
-        return None, None, *torch.autograd.grad(root, ctx.parameters, gradient, allow_unused=True)
+            values = ctx.find()
+        found = torch.autograd.grad(values, ctx.parameters, gradients, allow_unused=True)
+        return None, None, *[None] * ctx.count, *found
 
 
 __all__ = ["bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]

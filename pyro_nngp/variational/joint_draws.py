@@ -38,6 +38,7 @@ def draws_given_observations(
         count: S.
     """
     n, p = len(x), len(near)
+    x, x_new = bound.inputs(x), bound.inputs(x_new)
     points, noise = torch.cat([x, x_new]), pad(noise, (0, p))
     w, var = graph_conditional(bound.at_data, x_new, points, near, noise, bound.jitter)
     loc = (w * pad(residual, (0, p))[..., near.clamp(min=0)]).sum(-1)  # 0 at new points
@@ -46,7 +47,7 @@ def draws_given_observations(
         return draw_appended(w, var, near, loc, n)
     change = bound.trend.draws(count, bound.latent_shape).to(loc)
     basis = pad(bound.trend.basis(x).to(w), (0, 0, 0, p))  # new values are less the mean function
-    rest = (w[..., None, :] @ basis[near.clamp(min=0)])[..., 0, :] @ change
+    rest = bound.trend.combined(w, near, basis) @ change
     return draw_appended(w, var, near, loc - rest[..., 0], n) + (bound.trend.basis(x_new).to(w) @ change)[..., 0]
 
 

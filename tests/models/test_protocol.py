@@ -99,8 +99,9 @@ def test_minibatches_train_and_the_result_exports_and_reloads(name, tmp_path):
     torch.save(gp.state_dict(), tmp_path / "state.pt")
     fresh = build(name, seed=1)
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    rounding = 1e-12 if name == "Vecchia-inducing" else 0  # of sums over all data
     for got, expected in zip(fresh(x_new), gp(x_new), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        torch.testing.assert_close(got, expected, rtol=0, atol=rounding)
 
 
 def test_single_precision_stays_single(name):
