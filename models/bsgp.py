@@ -381,12 +381,12 @@ class SampledLayers(Posterior):
         return len(self.layers[0].start)
 
     def entries(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, ...] | None) -> int:
-        """Of the weights of a block of points, or of the covariances of inducing and new points."""
+        """Entries of the weights of a block of points, or of the covariances of inducing and new points."""
         m = self._num_inducing
         return (m + len(x_new)) ** 2 if near is None else m * (m + self.num_draws * len(near[0]))
 
     def loo_entries(self, others: Any) -> int | None:
-        """Of the weights of all data; data that are not Gaussian take steps from the last solution."""
+        """Entries of the weights of all data; data that are not Gaussian take steps from the last solution."""
         if len(self.layers) == 1 and not isinstance(self.bound.likelihood, Gaussian):
             return None
         return self._num_inducing * (self._num_inducing + self.num_draws * self.rows.num_data)

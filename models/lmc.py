@@ -82,7 +82,7 @@ class LMC(Method):
         num_neighbors: K; None is 16, or all others where there are fewer. With Gaussian noise it is then doubled, to at
             most 128 / T, while that lowers the predictive variance
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
-        mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
+        mixing: initial A (T, L), or its prior; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.

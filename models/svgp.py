@@ -427,14 +427,14 @@ class GivenInducing(Posterior):
         return self.densities(rows, moments)
 
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
-        """Of the covariances of inducing and new points; joint draws by neighbors are made one by one."""
+        """Entries of the covariances of inducing and new points; joint draws by neighbors are made one by one."""
         m = len(self.z)
         if not isinstance(near, tuple):
             return m * (m + len(x_new))
         return (m + len(x_new)) ** 2 if near[0] is None else None
 
     def loo_entries(self, others: Any) -> int | None:
-        """Of the weights of a block of data; steps for data that are not Gaussian look at values."""
+        """Entries of the weights of a block of data; steps for data that are not Gaussian look at values."""
         if not isinstance(self.bound.likelihood, Gaussian):
             return None
         m = len(self.z)

@@ -55,7 +55,7 @@ class Kept(Generic[Result]):
         self._known: tuple[Versions, Result] | None = None
 
     def get(self, versions: Versions | None, find: Callable[[], Result]) -> Result:
-        """What `find` returned when the versions last were these; None finds anew."""
+        """The result of `find` when the versions last were these; with None it is called anew."""
         known = self._known
         if known is None or versions is None or known[0] != versions:
             result = find()

@@ -52,7 +52,7 @@ class StochasticGradientKernel(AdaptiveStep):
             (``pyro.param``, ``PyroParam``) stay at their values unless `optim` is given.
         step_size: epsilon, or a schedule ``int -> float`` of the update number. None finds it during burn-in, with the
             scale of each coordinate (:mod:`pyro_nngp.inference.mcmc.step_search`).
-        num_steps: updates per draw after burn-in. None finds it if the step size is found, and is 1 otherwise.
+        num_steps: updates per draw after burn-in. None chooses it with the step size, and is 1 if that is given.
         temperature: T, or a schedule. 1 samples the posterior.
         gradient_noise: sigma^2, the variance of each coordinate of the gradient over minibatches; None estimates it.
         adapt: estimate the preconditioner M of a given step size during burn-in; False keeps M = 1.
@@ -74,7 +74,7 @@ class StochasticGradientKernel(AdaptiveStep):
         TypeError, ValueError: if an argument has a wrong type or is out of range.
 
     Warns:
-        UserWarning: if a step size is to be found for a nearest-neighbor process without a guide.
+        UserWarning: if the sampler chooses a step size for a nearest-neighbor process without a guide.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class StochasticGradientKernel(AdaptiveStep):
             self._loaded = None
 
     def _warn_of_processes(self) -> None:
-        """Warn of processes whose values are too correlated for a step that is found for single coordinates."""
+        """Warn of processes whose values are too correlated for a step chosen for single coordinates."""
         if self.potential.processes and self.step_size is None:
             warn(
                 f"{self._where}: the values of the processes {self.potential.processes} are strongly correlated, and "

@@ -19,8 +19,8 @@ converged, in one of two ways:
   parameters, divided by three after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows
   does not improve; convergence after three such rounds.
 
-Neighbors follow the kernel: if it has moved by more than 5 % since they were found, they are found again (checked every
-50 steps, or after each round of "lbfgs").
+Neighbors follow the kernel: a search follows where it has moved by more than 5 % since the last one (checked every 50
+steps, or after each round of "lbfgs").
 
 After twenty steps on minibatches a recording of their tensor operations replaces model and guide, with the same numbers
 (:mod:`pyro_nngp.inference.svi.replay`); ``replay=False`` runs them in every step.

@@ -53,7 +53,7 @@ class SecondStart(NamedTuple):
 
 @torch.no_grad()
 def kind_of(method: Any) -> str | None:
-    """What hyperparameters make of f: "noise", "signal", "trend", or "middle"; None where no second start applies."""
+    """Kind of f by its hyperparameters: "noise", "signal", "trend", or "middle"; None without a second start."""
     if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
         return None
     y, started = method.y, method.started_hyperparameters

@@ -1,6 +1,6 @@
-r"""The posterior of f where auxiliary variables make the targets Gaussian observations of it.
+r"""The posterior of f where auxiliary variables make the targets Gaussian observations.
 
-With variables :math:`\omega` at their means under q, or at those of a posterior draw, it is that of
+With variables :math:`\omega` at their means under q, or under a posterior draw, it is the posterior of
 :class:`~pyro_nngp.models.base.posterior.Observed`, with the observations of :mod:`pyro_nngp.likelihoods.augmentation`.
 
 Cost and symbols as in :mod:`pyro_nngp.models.base.posterior`.

@@ -183,14 +183,12 @@ class Posterior:
         cure = "Take a method such as Vecchia or VNNGP."
         fail(self.bound.where, "method", "with Gaussian observations of f at the data", "another", cure, TypeError)
 
-    # Entries of temporaries at one posterior draw; None for functions that look at values.
-
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
-        """Of :meth:`moments` and :meth:`joint`."""
+        """Entries of temporaries of :meth:`moments` and :meth:`joint` at one draw; None if they look at values."""
         return (near[-1] if isinstance(near, tuple) else near).numel()
 
     def loo_entries(self, others: Any) -> int | None:
-        """Of :meth:`leave_one_out`."""
+        """Entries of temporaries of :meth:`leave_one_out` at one draw; None if it looks at values."""
         return None
 
     def most_draws(self, num_new: int) -> int | None:

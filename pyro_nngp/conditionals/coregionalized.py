@@ -24,7 +24,7 @@ from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
 
 COPIES = 6
-"""Of the neighbors' covariance in memory while its Cholesky factor is computed."""
+"""Copies of the neighbors' covariance in memory while its Cholesky factor is computed."""
 
 
 def latent_conditional(

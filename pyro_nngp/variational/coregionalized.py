@@ -354,7 +354,7 @@ class CoregionalizedPrior(LatentPrior):
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
-        """As of one function; the constants of the outputs are solved for together."""
+        """Solution as for one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
         posterior, count = self._posterior(precision), len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)

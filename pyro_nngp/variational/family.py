@@ -214,7 +214,7 @@ class Family(GPModule):
 
 
 def gain_of(trend: Trend) -> Float[Tensor, "*L N p"]:
-    """What the posterior means of u at the points gain per unit of each coefficient of the mean."""
+    """The gain of the posterior means of u at the points per unit of each coefficient of the mean."""
     assert trend.gain is not None  # families have it
     return trend.gain.mT
 

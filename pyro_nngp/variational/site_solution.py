@@ -40,7 +40,7 @@ class SiteProblem(NamedTuple):
     latent: LatentPrior
     """The prior of u, f less the mean function."""
     coefficients: MeanCoefficients
-    """Of the mean function."""
+    """Coefficients of the mean function."""
     total: Total
     """The sum over the data of all processes from that over the present N."""
 
