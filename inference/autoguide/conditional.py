@@ -17,24 +17,22 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from scipy.linalg import solve_triangular
-from scipy.sparse import block_diag, csr_array, eye_array, vstack
 from torch import Tensor
 
-from pyro_nngp._random import seeded
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.fit_check import Weighted
 from pyro_nngp.inference.autoguide.linear_predictor import Blocks, Jacobian, gaussian_base, log_det_root
 from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, Quadratic
 from pyro_nngp.linalg import cholesky
 from pyro_nngp.linalg.factored_precision import FactoredPrecision
+from pyro_nngp.linalg.sparse_rows import SparseRows
 
 _NUGGET = 1e-12  # of covariances, relative
 _PRIOR_DRAWS = 16
-EXACT_UP_TO, _DRAWS = 500, 64  # sparse values, draws of more of them
 
 
 class ConditionalPosterior:
@@ -66,17 +64,19 @@ class ConditionalPosterior:
         self._names = [*self.sparse_names, *self.dense_names]
         self._shapes = [jacobian.leaves[name].shape for name in self._names]
         self._positions, self._scales, self._dense = blocks.of(jacobian)
-        prior = [_prior_root(trace, name, jacobian) for name in blocks.entries]
-        self._prior = csr_array(block_diag(prior))
-        m, p = self._prior.shape[1], self._dense.shape[1]
-        self._sparse = _table(self._scales, self._positions, m)
+        m, p = sum(shape.numel() for shape in self._shapes[: len(blocks.entries)]), self._dense.shape[1]
+        self._prior = [self._prior_rows(name) for name in self.sparse_names]
+        self._sparse = SparseRows(torch.from_numpy(self._positions), torch.from_numpy(self._scales)).matrix(m)
         self._quadratics = [each.quadratic(part) for each, part in zip(observed, at, strict=True)]
         roots = [each.root().double().cpu().numpy() for each in self._quadratics]
-        above, beside = zip(*map(self._times_root, roots, self._rows()), strict=True)
-        self.precision = FactoredPrecision(
-            csr_array(vstack([self._prior, *above, csr_array((p, m))])),
-            np.concatenate([np.zeros((self._prior.shape[0], p)), *beside, np.eye(p)]),
-        )
+        of_data, beside = zip(*map(self._times_root, roots, self._rows()), strict=True)
+        of_coefficients = SparseRows(torch.zeros(p, 1, dtype=torch.long), torch.zeros(p, 1, dtype=torch.float64))
+        rows = [*self._prior, *of_data, of_coefficients]
+        largest = max(self._processes(), key=lambda name: gaussian_base(trace.nodes[name]["fn"]).graph.num_points)
+        x = gaussian_base(trace.nodes[largest]["fn"]).graph.x
+        plan = blocks.order.plan([table.columns for table in rows], x, self.sparse_place(largest).start, m)
+        dense = [np.zeros((len(table.values), p)) for table in self._prior]
+        self.precision = FactoredPrecision(rows, np.concatenate([*dense, *beside, np.eye(p)]), plan)
         leaves = torch.cat([jacobian.leaves[name].detach().flatten() for name in self._names]).double().cpu()
         here = torch.cat([each.phi.detach().double().cpu().flatten() for each in observed])
         self._phi_at_zero = here - self._product(leaves)
@@ -122,36 +122,29 @@ class ConditionalPosterior:
         return self.mean + self.precision.draw(count)
 
     def marginals(self) -> list[Marginals]:
-        """Distribution of the parameters of each observed site under q.
-
-        Covariances are exact up to 500 sparse values. Beyond that they come from 64 draws, from the same random
-        numbers at each call: a smooth function of q.
-        """
-        means = self.phi(self.mean)
-        covariances = self._covariances() if self._sparse.shape[1] <= EXACT_UP_TO else self._covariances_of_draws()
-        return [Marginals(mean, covariance_tril(cov)) for mean, cov in zip(means, covariances, strict=True)]
-
-    def _covariances(self) -> list[Float[Tensor, "n k k"]]:
+        """Distribution of the parameters of each observed site under q."""
         result, slope, tril = [], self.precision.slope(), self.precision.dense_tril()
-        for each, rows in zip(self.observed, self._rows(), strict=True):
-            n, k = each.phi.shape
+        tables = range(len(self._prior), len(self._prior) + len(self.observed))
+        parts = zip(self.phi(self.mean), self._rows(), self.precision.sparse_covariances(tables), strict=True)
+        for mean, rows, among in parts:
+            n, k = mean.shape
             positions = self._positions[rows].reshape(n, -1)
             scales = (np.eye(k)[:, :, None] * self._scales[rows].reshape(n, 1, k, -1)).reshape(n, k, -1)
-            cov = scales @ self.precision.sparse_covariance(positions) @ scales.swapaxes(1, 2)
+            cov = scales @ among[::k].numpy() @ scales.swapaxes(1, 2)
             side = scales @ slope[positions] + self._dense[rows].reshape(n, k, -1)
             half = solve_triangular(tril, side.reshape(n * k, -1).T, lower=True).T.reshape(n, k, -1)
-            result.append(torch.from_numpy(cov + half @ half.swapaxes(1, 2)))
+            result.append(Marginals(mean, covariance_tril(torch.from_numpy(cov + half @ half.swapaxes(1, 2)))))
         return result
 
-    def _covariances_of_draws(self) -> list[Float[Tensor, "n k k"]]:
-        with seeded(0, torch.empty(0)):
-            deviations = self._split(self._product(self.precision.draw(_DRAWS)))
-        return [torch.einsum("sni,snj->nij", each, each) / _DRAWS for each in deviations]
+    def prior_covariance(self, name: str) -> Float[Tensor, "n k k"]:
+        """Covariances among each value of a sparse leaf and its neighbors, given the dense leaves."""
+        (covariance,) = self.precision.sparse_covariances([self.sparse_names.index(name)])
+        return covariance
 
     def log_prior(self, leaves: Float[Tensor, " d"]) -> float:
         """Log density of the leaves, without the constant."""
-        m = self._sparse.shape[1]
-        return -float(np.square(self._prior @ leaves[:m].numpy()).sum() + np.square(leaves[m:].numpy()).sum()) / 2
+        white = [(table.values * leaves[table.columns]).sum(-1) for table in self._prior]
+        return -float(torch.cat([*white, leaves[self._sparse.shape[1] :]]).square().sum()) / 2
 
     def expected_log_likelihood(self, at: Sequence[Marginals]) -> float:
         """Expected log density of the data."""
@@ -232,13 +225,27 @@ class ConditionalPosterior:
         ends = np.cumsum([0, *(each.phi.numel() for each in self.observed)])
         return [slice(*pair) for pair in pairwise(ends)]
 
-    def _times_root(self, root: Float[np.ndarray, "n k k"], rows: slice) -> tuple[csr_array, Float[np.ndarray, "r p"]]:
+    def _times_root(self, root: Float[np.ndarray, "n k k"], rows: slice) -> tuple[SparseRows, Float[np.ndarray, "r p"]]:
         """The sparse and the dense part of H^(1/2) J."""
         n, k, _ = root.shape
         scales = (root[:, :, :, None] * self._scales[rows].reshape(n, 1, k, -1)).reshape(n * k, -1)
         positions = np.repeat(self._positions[rows].reshape(n, -1), k, 0)
         beside = root @ self._dense[rows].reshape(n, k, -1)
-        return _table(scales, positions, self._sparse.shape[1]), beside.reshape(n * k, -1)
+        return SparseRows(torch.from_numpy(positions), torch.from_numpy(scales)), beside.reshape(n * k, -1)
+
+    def _processes(self) -> list[str]:
+        """Names of the processes."""
+        return [n for n in self.sparse_names if isinstance(gaussian_base(self.trace.nodes[n]["fn"]), NNGP)]
+
+    def _prior_rows(self, name: str) -> SparseRows:
+        """Root of the prior precision of a sparse leaf: a row for each of its values."""
+        place, base = self.sparse_place(name), gaussian_base(self.trace.nodes[name]["fn"])
+        if not isinstance(base, NNGP):
+            columns = torch.arange(place.start, place.stop)[:, None]
+            return SparseRows(columns, torch.ones(columns.shape, dtype=torch.float64))
+        roots = [factor.root() for factor in base.factor.sets(base.batch_shape)]
+        columns = [place.start + i * base.graph.num_points + root.columns.cpu() for i, root in enumerate(roots)]
+        return SparseRows(torch.cat(columns), torch.cat([root.values.cpu() for root in roots]))
 
 
 def prior_variances(trace: Trace, jacobian: Jacobian, blocks: Blocks) -> Float[Tensor, " r"]:
@@ -259,23 +266,7 @@ def covariance_tril(covariance: Float[Tensor, "n k k"]) -> Float[Tensor, "n k k"
     return cholesky(covariance + torch.diag_embed(floor.expand_as(diagonal)), 0.0)
 
 
-def _table(values: Float[np.ndarray, "r E"], positions: Int[np.ndarray, "r E"], columns: int) -> csr_array:
-    """A matrix with E entries in each row, zeros among them kept."""
-    r, e = values.shape
-    matrix = csr_array((values.flatten(), positions.flatten(), np.arange(0, r * e + 1, e)), shape=(r, columns))
-    matrix.sum_duplicates()
-    return matrix
-
-
 def _force(quadratic: Quadratic, distance: Float[Tensor, "n k"]) -> Float[Tensor, " r"]:
     """Gradient of the quadratic function at phi_0, given the distance of its center from there."""
     curvature, gradient = quadratic.curvature.double().cpu(), quadratic.gradient.double().cpu()
     return ((curvature @ distance[..., None])[..., 0] + gradient).flatten()
-
-
-def _prior_root(trace: Trace, name: str, jacobian: Jacobian) -> csr_array:
-    """Root of the prior precision of a leaf."""
-    base = gaussian_base(trace.nodes[name]["fn"])
-    if isinstance(base, NNGP):
-        return csr_array(block_diag([factor.root() for factor in base.factor.sets(base.batch_shape)]))
-    return csr_array(eye_array(jacobian.leaves[name].numel()))

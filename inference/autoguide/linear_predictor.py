@@ -27,6 +27,7 @@ from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.autoguide.elimination import EliminationOrder
 from pyro_nngp.inference.autoguide.observations import OpaqueSiteError
 
 _FEW, _MOST = 8, 1000  # entries of a site that are dense columns at once, or if they must be
@@ -144,6 +145,7 @@ class Blocks:
     Attributes:
         entries: {name: (L, r)} for sparse leaves, the entry that each row reads of each of the L vectors of a leaf.
         dense: names of other leaves.
+        order: the order of elimination of the sparse leaves.
 
     Raises:
         ValueError: if a row reads several entries of a process, or of another leaf of more than 1,000.
@@ -152,6 +154,7 @@ class Blocks:
     def __init__(self, where: str, jacobian: Jacobian, processes: Mapping[str, int]) -> None:
         self.entries: dict[str, Tensor] = {}
         self.dense: list[str] = []
+        self.order = EliminationOrder()
         for name, leaf in jacobian.leaves.items():
             small = leaf.numel() <= _FEW and name not in processes
             entries = None if small else _entries(jacobian, name, processes.get(name, leaf.numel()))

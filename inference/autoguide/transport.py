@@ -215,15 +215,14 @@ class Effects:
 
     def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
         place, base = q.sparse_place(name), gaussian_base(q.trace.nodes[name]["fn"])
-        start, n = place.start, place.stop - place.start
+        n = place.stop - place.start
         w, var, self.neighbors = prior_of(base, n)
         scale = var.sqrt() if isinstance(base, Normal) else torch.ones(n)
         scale = scale.double().cpu()
         w, var, near = w.double().cpu(), var.double().cpu(), self.neighbors.cpu()
         columns = near.clamp(min=0)
         every = torch.cat([torch.arange(n)[:, None], columns], -1)
-        cov = torch.from_numpy(q.precision.sparse_covariance((start + every).numpy()))
-        cov = cov * scale[every][:, :, None] * scale[every][:, None, :]
+        cov = q.prior_covariance(name) * scale[every][:, :, None] * scale[every][:, None, :]
         weights, rest, *_ = solve(cov[:, 1:, 1:].clone(), cov[:, 0, 1:], cov[:, 0, 0], None, near >= 0, 0.0)
 
         def natural(values: Tensor) -> Tensor:

@@ -2,11 +2,12 @@ r"""Sparse Cholesky factor of a sum of outer products, front by front, and entri
 
 .. math:: P = R^\top R + \mathrm{diag}\,\tau = L L^\top
 
-for the sparse root R of a nearest-neighbor prior's precision and pseudo-observations of precisions :math:`\tau`. Each
-front (:mod:`pyro_nngp.linalg.nested_dissection`) adds up the outer products of its families and what its children leave
-over, eliminates the points of its node and leaves a Schur complement at its border (the multifrontal method). With the
-blocks :math:`L_{11}, L_{21}` of a front and :math:`Y = L_{21} L_{11}^{-1}`, the inverse :math:`S = P^{-1}` on the
-pattern of L follows from the root to the leaves (Takahashi's equations),
+for a sparse root R, such as that of a nearest-neighbor prior's precision above rows of observations, and precisions
+:math:`\tau` of pseudo-observations. The rows of R stand in tables of families. Each front
+(:mod:`pyro_nngp.linalg.nested_dissection`) adds up the outer products of its families and what its children leave over,
+eliminates the points of its node and leaves a Schur complement at its border (the multifrontal method). With the blocks
+:math:`L_{11}, L_{21}` of a front and :math:`Y = L_{21} L_{11}^{-1}`, the inverse :math:`S = P^{-1}` on the pattern of L
+follows from the root to the leaves (Takahashi's equations),
 
 .. math:: S_{21} = -S_{22} Y, \qquad S_{11} = (L_{11} L_{11}^\top)^{-1} - Y^\top S_{21},
 
@@ -21,13 +22,14 @@ References: Liu (1992), "The multifrontal method for sparse matrix solution: the
 Takahashi, Fagan, Chen (1973), "Formation of a sparse bus impedance matrix and its application to short circuit study".
 """
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.linalg.nested_dissection import Elimination
+from pyro_nngp.linalg.nested_dissection import Elimination, Front
 from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
 
 
@@ -36,7 +38,8 @@ class MultifrontalFactor:
 
     Args:
         plan: the order of elimination for the families of R.
-        root: entries of R at the members of each family, (N, k); entries of a point that stands twice are added.
+        root: for each table of families, the entries of R at their members; those of a point that stands twice in a
+            family are added.
         diagonal: tau.
 
     Attributes:
@@ -46,23 +49,26 @@ class MultifrontalFactor:
         NotPositiveDefiniteError: if P is not, in double precision.
     """
 
-    def __init__(self, plan: Elimination, root: Float[Tensor, "N k"], diagonal: Float[Tensor, " N"]) -> None:
+    def __init__(self, plan: Elimination, root: Sequence[Float[Tensor, "F k"]], diagonal: Float[Tensor, " N"]) -> None:
         self._plan, self._root = plan, root
         self._blocks: list[tuple[Tensor, Tensor]] = []  # inverse of L11 L11', and Y'
         left_over: dict[int, Tensor] = {}
         log_dets = []
         for number, front in enumerate(plan.fronts):
-            size, own = front.size, root[front.families]
-            matrix = root.new_zeros(len(front.points), len(front.points))
-            products = own[:, :, None] * own[:, None]
-            matrix.view(-1).index_add_(0, _entries(front.members, len(matrix)).view(-1), products.view(-1))
+            size, matrix = front.size, diagonal.new_zeros(len(front.points), len(front.points))
+            for rows, families, members in zip(root, front.families, front.members, strict=True):
+                own = rows[families]
+                products = own[:, :, None] * own[:, None]
+                matrix.view(-1).index_add_(0, _entries(members, len(matrix)).view(-1), products.view(-1))
             matrix.diagonal()[:size] += diagonal[front.points[:size]]
             for child in front.children:
                 place = plan.fronts[child].border
                 matrix.view(-1).index_add_(0, _entries(place, len(matrix)).view(-1), left_over.pop(child).view(-1))
             tril, failed = torch.linalg.cholesky_ex(matrix[:size, :size])
             if failed:
-                raise NotPositiveDefiniteError(f"MultifrontalFactor: the precision of {len(root)} values is singular.")
+                raise NotPositiveDefiniteError(
+                    f"MultifrontalFactor: the precision of {len(diagonal)} values is singular."
+                )
             below = torch.linalg.solve_triangular(tril, matrix[:size, size:], upper=False)  # L21'
             left_over[number] = torch.addmm(matrix[size:, size:], below.mT, below, alpha=-1)
             slope = torch.linalg.solve_triangular(tril.mT, below, upper=True)
@@ -81,24 +87,38 @@ class MultifrontalFactor:
         return torch.empty_like(z).index_copy_(0, self._plan.order, z).mT.reshape(right.shape)
 
     @cached_property
-    def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
-        """Diagonal of P^-1, and the entries of R P^-1 at the members of each family."""
-        variances, products = self._root.new_empty(len(self._root)), torch.empty_like(self._root)
+    def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "F k"]]:
+        """Diagonal of P^-1, and the entries of R P^-1 at the members of each family of the first table."""
+        root = self._root[0]
+        variances, products = root.new_empty(len(self._plan.order)), torch.empty_like(root)
+        for front, inverse in self._inverses():
+            variances[front.points[: front.size]] = inverse.diagonal()[: front.size]
+            among, own = inverse.take(_entries(front.members[0], len(inverse))), front.families[0]
+            products[own] = (among @ root[own][:, :, None])[..., 0]
+        return variances, products
+
+    def covariances(self, tables: Sequence[int]) -> list[Float[Tensor, "F k k"]]:
+        """Entries of P^-1 among the members of each family, for some tables."""
+        result = [self._root[i].new_empty(*self._root[i].shape, self._root[i].shape[1]) for i in tables]
+        for front, inverse in self._inverses():
+            for i, covariance in zip(tables, result, strict=True):
+                covariance[front.families[i]] = inverse.take(_entries(front.members[i], len(inverse)))
+        return result
+
+    def _inverses(self) -> Iterator[tuple[Front, Float[Tensor, "m m"]]]:
+        """Each front with P^-1 at its points, from the root to the leaves."""
         outer: dict[int, Tensor] = {}  # inverse at the borders of fronts whose parents are done
         for number in reversed(range(len(self._blocks))):
             front, (alone, slope) = self._plan.fronts[number], self._blocks[number]
-            size, inverse = front.size, self._root.new_empty(len(front.points), len(front.points))
+            size, inverse = front.size, alone.new_empty(len(front.points), len(front.points))
             inverse[size:, size:] = outer.pop(number, slope[:0, :0])
             inverse[:size, size:] = side = -slope @ inverse[size:, size:]
             inverse[size:, :size] = side.mT
             inverse[:size, :size] = torch.addmm(alone, side, slope.mT, alpha=-1)
-            variances[front.points[:size]] = inverse.diagonal()[:size]
+            yield front, inverse
             for child in front.children:
                 place = self._plan.fronts[child].border
                 outer[child] = inverse.take(_entries(place, len(inverse)))
-            among = inverse.take(_entries(front.members, len(inverse)))
-            products[front.families] = (among @ self._root[front.families][:, :, None])[..., 0]
-        return variances, products
 
 
 def _entries(places: Tensor, size: int) -> Tensor:

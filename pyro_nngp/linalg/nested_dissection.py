@@ -1,6 +1,7 @@
 r"""Nested dissection: an order of elimination in which a sparse precision has a sparse Cholesky factor.
 
-The precision is a sum of outer products, one for each *family*: a point with its neighbors. The points are split in
+The precision is a sum of outer products, one for each *family*: a point with its neighbors, or the values that one
+observation depends on. Tables hold families of one size each. The points are split in
 half along their widest column, again and again. Where a family has members on both sides, the members on one side go to
 the separator, which is eliminated after both sides. The smallest such set is a minimum vertex cover of the bipartite
 graph of pairs that share a family, which follows from a maximum matching (König's theorem). The halves that remain
@@ -22,6 +23,7 @@ References: George (1973), "Nested dissection of a regular finite element mesh",
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +46,7 @@ class Front:
     Attributes:
         points: the points, the node's first, (m,).
         size: number of points of the node.
-        families: the families whose outer products belong to this front, (f,).
+        families: the families of each table whose outer products belong to this front, (f,).
         members: places of their members among `points`, (f, k).
         border: places of the points of the border in the front of the parent, (b,).
         children: numbers of the fronts whose borders lie in this one.
@@ -52,8 +54,8 @@ class Front:
 
     points: Int[Tensor, " m"]
     size: int
-    families: Int[Tensor, " f"]
-    members: Int[Tensor, "f k"]
+    families: tuple[Int[Tensor, " f"], ...]
+    members: tuple[Int[Tensor, "f k"], ...]
     border: Int[Tensor, " b"]
     children: tuple[int, ...]
 
@@ -86,25 +88,32 @@ class Elimination:
 
 
 def nested_dissection(
-    x: Float[Tensor, "N D"], families: Int[Tensor, "N k"], most: float = math.inf, leaf: int = _LEAF
+    x: Float[Tensor, "N D"], tables: Sequence[Int[Tensor, "F k"]], most: float = math.inf, leaf: int = _LEAF
 ) -> Elimination | None:
     """An order of elimination for a sum of outer products.
 
     Args:
-        x: the points.
-        families: the points of each outer product, the first of them being the point of that row; points may repeat.
+        x: the points. Any coordinates give an order, and those in which families are small a good one.
+        tables: the points of each outer product, which may repeat. Columns are in units of the distances between the
+            first and the other points of a family of the first table.
         most: largest number of operations.
         leaf: largest number of points of a leaf.
 
     Returns:
         The order; None if it takes more operations than `most`.
     """
-    members = families.cpu().numpy()
-    points = x.detach().double().cpu().numpy()
-    distance = np.abs(points[members[:, 1:]] - points[:, None]).mean((0, 1)) if members.shape[1] > 1 else 1.0
+    near, points = tables[0].cpu().numpy(), x.detach().double().cpu().numpy()
+    distance = np.abs(points[near[:, 1:]] - points[near[:, :1]]).mean((0, 1)) if near.shape[1] > 1 else 1.0
+    width = max(table.shape[1] for table in tables)
+    members = np.concatenate([_widened(table.cpu().numpy(), width) for table in tables])
     nodes = _dissect(points / np.maximum(distance, 1e-300), members, leaf, most)
-    fronts = None if nodes is None else _fronts(nodes, members)
+    fronts = None if nodes is None else _fronts(nodes, members, [tuple(table.shape) for table in tables])
     return None if fronts is None or fronts.operations > most else fronts
+
+
+def _widened(members: np.ndarray, width: int) -> np.ndarray:
+    """Families with their first member repeated up to a width."""
+    return np.concatenate([members, np.repeat(members[:, :1], width - members.shape[1], 1)], 1)
 
 
 def _dissect(x: np.ndarray, members: np.ndarray, leaf: int, most: float) -> np.ndarray | None:
@@ -178,37 +187,40 @@ def _pairs(families: np.ndarray, active: np.ndarray, upper: np.ndarray) -> np.nd
     return np.unique(families[which, i] * len(active) + families[which, j])
 
 
-def _fronts(node: np.ndarray, members: np.ndarray) -> Elimination:
-    """The fronts of a tree."""
+def _fronts(node: np.ndarray, members: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Elimination:
+    """The fronts of a tree, for families of tables with these shapes."""
     count = len(node)
     depth = np.frexp(node)[1] - 1
     home = node[np.take_along_axis(members, depth[members].argmax(-1)[:, None], -1)[:, 0]]  # front of each family
     touched = np.unique(np.append(home[:, None] * count + members, node * count + np.arange(count)))  # (front, point)
     inherited, points_of = touched[:0], {}
     for level in range(depth.max(), -1, -1):
-        bounds = (1 << level) * count, (2 << level) * count
-        pairs = touched[slice(*np.searchsorted(touched, bounds))]
+        ends = (1 << level) * count, (2 << level) * count
+        pairs = touched[slice(*np.searchsorted(touched, ends))]
         pairs = np.unique(np.concatenate([pairs, inherited]))
         front, point = pairs // count, pairs % count
         inherited = np.unique((front // 2 * count + point)[node[point] != front])
-        for part in np.split(pairs, np.flatnonzero(np.diff(front)) + 1):
+        for part in np.split(pairs, np.flatnonzero(np.diff(front)) + 1) if len(pairs) else []:
             points, i = part % count, part[0] // count
             mine = node[points] == i
             points_of[int(i)] = np.append(points[mine], points[~mine]), int(mine.sum())
     by_home = np.argsort(home, kind="stable")
-    first = np.searchsorted(home[by_home], np.arange(max(points_of) + 2))
+    bounds = np.searchsorted(home[by_home], np.arange(max(points_of) + 2))
+    starts = np.cumsum([0, *(rows for rows, _ in shapes)])
     position = {i: number for number, i in enumerate(points_of)}
     place, borders, fronts = np.zeros(count, np.int64), {}, []
     for i, (points, size) in reversed(points_of.items()):
         place[points] = np.arange(len(points))
-        own = by_home[first[i] : first[i + 1]]
+        own = by_home[bounds[i] : bounds[i + 1]]
         children = [child for child in (2 * i, 2 * i + 1) if child in points_of]
         for child in children:
             theirs, first_of_border = points_of[child]
             borders[child] = place[theirs[first_of_border:]]
-        parts = points, own, place[members[own]], borders.get(i, points[:0])
-        numbers, families, places, border = (torch.from_numpy(part) for part in parts)
+        by_table = np.split(own, np.searchsorted(own, starts[1:-1]))
+        families = tuple(torch.from_numpy(each - first) for each, first in zip(by_table, starts, strict=False))
+        places = tuple(torch.from_numpy(place[members[e, :k]]) for e, (_, k) in zip(by_table, shapes, strict=True))
         kept = tuple(position[child] for child in children)
+        numbers, border = torch.from_numpy(points), torch.from_numpy(borders.get(i, points[:0]))
         fronts.append(Front(numbers, size, families, places, border, kept))
     sizes = np.array([(front.size, len(front.points)) for front in fronts], float)
     operations = _operations(sizes[:, 0], sizes[:, 1] - sizes[:, 0]).sum()

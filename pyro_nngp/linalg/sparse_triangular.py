@@ -16,16 +16,15 @@ Symbols: N points, K neighbors.
 
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse import csr_array
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from pyro_nngp._autograd import apply, mapped_first
 from pyro_nngp.linalg.dense_factor import half_solve
 from pyro_nngp.linalg.level_scheduling import dependency_levels
+from pyro_nngp.linalg.sparse_rows import SparseRows
 from pyro_nngp.native import triangular as compiled
 
 DENSE_UP_TO = 500
@@ -145,7 +144,8 @@ class SparseTriangle:
         self._rows = rows
         if not compiled.supported(w, w):
             columns = torch.cat([rows[:, None], torch.where(near < 0, rows[:, None], self._near)], -1)
-            matrix = square_matrix(torch.cat([torch.ones_like(w[:, :1]), -self._w], -1), columns).tocsc()
+            root = torch.cat([torch.ones_like(w[:, :1]), -self._w], -1)
+            matrix = SparseRows(columns, root).matrix(len(root)).tocsc()
             matrix.sum_duplicates()
             options = {"SymmetricMode": True, "Equil": False}
             self._factor = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
@@ -162,10 +162,3 @@ class SparseTriangle:
         else:
             solution = compiled.solve(self._w[None], self._near, rows.mT[None], self._rows, transposed)[0].mT
         return solution.reshape(right.shape)
-
-
-def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:
-    """Sparse matrix with the entries of each row of `table` at `columns`; entries at one place are added."""
-    n, width = table.shape
-    start = np.arange(0, n * width + 1, width)
-    return csr_array((table.cpu().numpy().ravel(), columns.cpu().numpy().ravel(), start), shape=(n, n))

@@ -38,7 +38,8 @@ from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination
-from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
+from pyro_nngp.linalg.sparse_rows import SparseRows
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular
 
 _DENSE_FASTER = 100  # a sparse matrix product takes this many times as long per flop as a dense one
 
@@ -175,11 +176,11 @@ class VecchiaFactor:
 
     @cached_property
     def _matrix(self) -> csr_array:
-        return square_matrix(self._root, self._columns)
+        return self.root().matrix(len(self))
 
-    def root(self) -> csr_array:
-        r""":math:`V^{-1/2} (I - A)`, whose square is :math:`\Lambda`, in SciPy's format."""
-        return self._matrix
+    def root(self) -> SparseRows:
+        r""":math:`V^{-1/2} (I - A)`, whose square is :math:`\Lambda`."""
+        return SparseRows(self._columns, self._root)
 
     def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU, nine times as fast as gathering and scattering."""
@@ -219,7 +220,7 @@ class VecchiaFactor:
 
     def multifrontal(self, plan: Elimination, precision: Float[Tensor, " N"]) -> MultifrontalFactor:
         r"""Sparse Cholesky factor of :math:`\Lambda + \mathrm{diag}(\tau)`, by a plan for :func:`families_of`."""
-        return MultifrontalFactor(plan, self._root, precision.double())
+        return MultifrontalFactor(plan, [self._root], precision.double())
 
     def posterior_tril(self, precision: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N N"]:
         r"""Dense Cholesky factor of :math:`\Lambda + \mathrm{diag}(\tau)`, in double precision."""

@@ -35,7 +35,7 @@ def elimination_of(graph: NeighborGraph) -> Elimination | None:
     families = families_of(graph.neighbors.long())
     if isinstance(graph, ShardedGraph) or graph.x.device.type != "cpu" or families.numel() > _MOST_MEMBERS:
         return None
-    return nested_dissection(graph.x, families, MOST_OPERATIONS)
+    return nested_dissection(graph.x, [families], MOST_OPERATIONS)
 
 
 class FactoredPosterior:

@@ -3,19 +3,34 @@
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_array, eye_array, random_array, vstack
+from builders import F64, normal
 
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.linalg.factored_precision import FactoredPrecision
+from pyro_nngp.linalg.nested_dissection import nested_dissection
+from pyro_nngp.linalg.sparse_rows import SparseRows
+
+TABLES = [
+    torch.arange(8)[:, None],
+    torch.tensor([[0, 3, 5], [1, 1, 2], [6, 7, 0]]),
+    torch.tensor([[4, 2], [5, 6], [7, 1]]),
+]
+
+
+def plan_of(*tables, n=8):
+    return nested_dissection(torch.arange(float(n))[:, None], tables, leaf=2)
 
 
 def pair(num_dense):
     """A precision of 8 sparse and some dense columns, and the same one as a dense matrix."""
-    rng = np.random.default_rng(0)
-    sparse = csr_array(vstack([eye_array(8), random_array((6, 8), density=0.3, random_state=rng)]))
-    dense = rng.standard_normal((14, num_dense))
-    root = torch.from_numpy(np.concatenate([sparse.toarray(), dense], -1))
-    return FactoredPrecision(sparse, dense), root.mT @ root
+    values = [normal(*table.shape) for table in TABLES]
+    sparse = torch.cat(
+        [torch.zeros(len(c), 8, dtype=F64).scatter_add(-1, c, v) for c, v in zip(TABLES, values, strict=True)]
+    )
+    dense = normal(14, num_dense)
+    root = torch.cat([sparse, dense], -1)
+    rows = [SparseRows(*table) for table in zip(TABLES, values, strict=True)]
+    return FactoredPrecision(rows, dense.numpy(), plan_of(*TABLES)), root.mT @ root
 
 
 @pytest.mark.parametrize("num_dense", [0, 3])
@@ -44,17 +59,17 @@ def test_covariances_are_parts_of_the_dense_inverse(num_dense):
     given = torch.linalg.inv(dense[:8, :8])
     torch.testing.assert_close(torch.from_numpy(precision.slope()), -given @ dense[:8, 8:])
     torch.testing.assert_close(torch.from_numpy(precision.dense_covariance()), torch.linalg.inv(dense)[8:, 8:])
-    linked = (dense[:8, :8] != 0).numpy()
-    pairs = np.argwhere(linked)
-    found = torch.from_numpy(precision.sparse_covariance(pairs))
-    torch.testing.assert_close(found, given[pairs[:, :, None], pairs[:, None, :]])
+    for columns, found in zip(TABLES, precision.sparse_covariances(range(3)), strict=True):
+        torch.testing.assert_close(found, given[columns[:, :, None], columns[:, None, :]])
 
 
 def test_errors():
-    sparse, dense = csr_array(eye_array(3)), np.ones((3, 1))
+    columns, dense = torch.arange(3)[:, None], np.ones((3, 1))
+    rows, plan = SparseRows(columns, torch.ones(3, 1, dtype=F64)), plan_of(columns, n=3)
     with pytest.raises(ValueError, match=r"FactoredPrecision: expected sparse, dense with the same number of rows"):
-        FactoredPrecision(sparse, dense[:2])
+        FactoredPrecision([rows], dense[:2], plan)
     with pytest.raises(NotPositiveDefiniteError, match=r"dense columns are linearly dependent"):
-        FactoredPrecision(csr_array(vstack([sparse, sparse])), np.zeros((6, 1)))
-    with pytest.raises(NotPositiveDefiniteError, match=r"sparse columns are linearly dependent"):
-        FactoredPrecision(csr_array(np.ones((1, 2))), np.zeros((1, 0)))
+        FactoredPrecision([rows], np.zeros((3, 1)), plan)
+    both = torch.tensor([[0, 1]])
+    with pytest.raises(NotPositiveDefiniteError, match=r"the precision of 2 values is singular"):
+        FactoredPrecision([SparseRows(both, torch.ones(1, 2, dtype=F64))], np.zeros((1, 0)), plan_of(both, n=2))

@@ -24,14 +24,14 @@ def system(num_columns, leaf, n=200):
     families = families_of(x, 6)
     root, diagonal = normal(*families.shape), uniform(n, 1)[:, 0] + 0.1
     dense = torch.zeros(n, n, dtype=F64).scatter_add_(-1, families, root)
-    plan = nested_dissection(x, families, leaf=leaf)
+    plan = nested_dissection(x, [families], leaf=leaf)
     return plan, root, diagonal, families, dense, dense.mT @ dense + diagonal.diag()
 
 
 @pytest.mark.parametrize(("num_columns", "leaf"), [(1, 10), (2, 4), (2, 16), (3, 16), (2, 200)])
 def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_columns, leaf):
     plan, root, diagonal, families, dense_root, precision = system(num_columns, leaf)
-    factor, inverse = MultifrontalFactor(plan, root, diagonal), precision.inverse()
+    factor, inverse = MultifrontalFactor(plan, [root], diagonal), precision.inverse()
     right = normal(3, len(root))
     before = right.clone()
     torch.testing.assert_close(factor.solve(right), right @ inverse, rtol=1e-9, atol=1e-11)
@@ -48,25 +48,42 @@ def test_products_are_half_the_gradient_of_the_log_determinant():
     root.requires_grad_()
     dense = torch.zeros(60, 60, dtype=F64).scatter_add(-1, families, root)
     (gradient,) = torch.autograd.grad(torch.logdet(dense.mT @ dense + diagonal.diag()), root)
-    factor = MultifrontalFactor(plan, root.detach(), diagonal)
+    factor = MultifrontalFactor(plan, [root.detach()], diagonal)
     torch.testing.assert_close(2 * factor.moments[1], gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_tables_of_different_widths_add_up():
+    x, families = uniform(60), families_of(uniform(60), 4)
+    pairs, alone = torch.tensor([[0, 59], [3, 3], [7, 40]]), torch.arange(60)[:, None]
+    tables = [families, pairs, alone]
+    plan = nested_dissection(x, tables, leaf=8)
+    root = [normal(*table.shape) for table in tables]
+    rows = [torch.zeros(len(t), 60, dtype=F64).scatter_add_(-1, t, r) for t, r in zip(tables, root, strict=True)]
+    dense = torch.cat(rows)
+    factor, inverse = (
+        MultifrontalFactor(plan, root, torch.ones(60, dtype=F64)),
+        (dense.mT @ dense).add(torch.eye(60)).inverse(),
+    )
+    for table, found in zip((1, 0), factor.covariances([1, 0]), strict=True):
+        near = tables[table]
+        torch.testing.assert_close(found, inverse[near[:, :, None], near[:, None, :]], rtol=1e-9, atol=1e-12)
 
 
 def test_a_singular_precision_is_refused():
     plan, root, diagonal, *_ = system(2, 16)
     with pytest.raises(NotPositiveDefiniteError, match="the precision of 200 values is singular"):
-        MultifrontalFactor(plan, 0 * root, 0 * diagonal)
+        MultifrontalFactor(plan, [0 * root], 0 * diagonal)
 
 
 def test_each_point_has_one_front_and_each_family_lies_in_one():
     x = uniform(500)
     families = families_of(x, 5)
-    plan = nested_dissection(x, families, leaf=16)
+    plan = nested_dissection(x, [families], leaf=16)
     own = torch.cat([front.points[: front.size] for front in plan.fronts])
     assert sorted(own.tolist()) == list(range(500))
-    assert sum(len(front.families) for front in plan.fronts) == 500
+    assert sum(len(front.families[0]) for front in plan.fronts) == 500
     for number, front in enumerate(plan.fronts):
-        assert torch.equal(front.points[front.members], families[front.families])
+        assert torch.equal(front.points[front.members[0]], families[front.families[0]])
         for child in front.children:
             below = plan.fronts[child]
             assert child < number
@@ -76,7 +93,7 @@ def test_each_point_has_one_front_and_each_family_lies_in_one():
 def test_entries_per_point_are_bounded_in_one_column_and_grow_slowly_in_two():
     def entries(n, num_columns):
         x = uniform(n, num_columns)
-        return nested_dissection(x, families_of(x, 6), leaf=16).entries / n
+        return nested_dissection(x, [families_of(x, 6)], leaf=16).entries / n
 
     assert entries(4000, 1) < 1.5 * entries(1000, 1)
     assert entries(4000, 2) < 1.6 * entries(1000, 2)  # a dense factor has four times as many
@@ -85,8 +102,8 @@ def test_entries_per_point_are_bounded_in_one_column_and_grow_slowly_in_two():
 def test_more_operations_than_allowed_give_no_order():
     x = uniform(1000, 8)
     families = families_of(x, 6)
-    whole = nested_dissection(x, families)
-    assert nested_dissection(x, families, most=whole.operations) is not None
-    assert nested_dissection(x, families, most=whole.operations / 2) is None
-    assert nested_dissection(x, families, most=1.0) is None
+    whole = nested_dissection(x, [families])
+    assert nested_dissection(x, [families], most=whole.operations) is not None
+    assert nested_dissection(x, [families], most=whole.operations / 2) is None
+    assert nested_dissection(x, [families], most=1.0) is None
     assert math.isfinite(whole.operations)

@@ -13,7 +13,6 @@ from pyro.optim import Adam
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, to_arviz
 from pyro_nngp.inference import psis_khat
-from pyro_nngp.inference.autoguide import conditional
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.means import LinearMean
@@ -374,20 +373,6 @@ def test_a_likelihood_that_no_gaussian_fits_is_reported():
     """The sign of f is not determined: at its prior mean the data do not depend on it."""
     with pytest.warns(UserWarning, match=r"is far from the posterior.*guide\.khat\(\)"):
         AutoNNGP(squared(0.02, Y.square() + 0.5))()
-
-
-def test_covariances_of_many_values_come_from_draws(monkeypatch):
-    guide = AutoNNGP(hyper)
-    guide()
-    q = guide.conditional_at(guide.loc.detach())
-    (exact,) = q.marginals()
-    monkeypatch.setattr(conditional, "EXACT_UP_TO", 0)
-    state = torch.get_rng_state()
-    (first,), (second,) = q.marginals(), q.marginals()
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.testing.assert_close(first.tril, second.tril, rtol=0, atol=0)
-    torch.testing.assert_close(first.mean, exact.mean)
-    torch.testing.assert_close(first.tril, exact.tril, rtol=6 / (2 * 64) ** 0.5, atol=0)
 
 
 def without_process():
