@@ -174,7 +174,11 @@ class AutoNNGP(AutoGuide):
         processes = {
             n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(gaussian_base(sites[n]["fn"]), NNGP)
         }
-        self._blocks = Blocks("AutoNNGP", jacobian, processes)
+        anywhere = {
+            n: torch.sin(1.0 + i + torch.arange(v.numel()).reshape(v.shape)).to(v)
+            for i, (n, v) in enumerate(leaves.items())
+        }
+        self._blocks = Blocks("AutoNNGP", self._linearize(values, anywhere)[2], processes)
         variances = prior_variances(trace, jacobian, self._blocks).split([each.phi.numel() for each in observed])
         for i, (each, variance) in enumerate(zip(observed, variances, strict=True)):
             mean, tril = each.start(variance.reshape(each.phi.shape))

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from scipy.linalg import solve_triangular
@@ -64,6 +64,10 @@ class ConditionalPosterior:
         self._names = [*self.sparse_names, *self.dense_names]
         self._shapes = [jacobian.leaves[name].shape for name in self._names]
         self._positions, self._scales, self._dense = blocks.of(jacobian)
+        for each, rows in zip(observed, self._rows(), strict=True):
+            self._positions[rows] = _filled(self._positions[rows].reshape(len(each.phi), -1)).reshape(
+                -1, self._positions.shape[1]
+            )
         m, p = sum(shape.numel() for shape in self._shapes[: len(blocks.entries)]), self._dense.shape[1]
         self._prior = [self._prior_rows(name) for name in self.sparse_names]
         self._sparse = SparseRows(torch.from_numpy(self._positions), torch.from_numpy(self._scales)).matrix(m)
@@ -264,6 +268,11 @@ def covariance_tril(covariance: Float[Tensor, "n k k"]) -> Float[Tensor, "n k k"
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     floor = _NUGGET * diagonal.amax(-1, keepdim=True).clamp(min=_NUGGET)
     return cholesky(covariance + torch.diag_embed(floor.expand_as(diagonal)), 0.0)
+
+
+def _filled(positions: Int[np.ndarray, "n E"]) -> Int[np.ndarray, "n E"]:
+    """Positions with one that is read in the same row where none is read, so that no others are linked."""
+    return np.where(positions < 0, np.maximum(positions.max(-1, keepdims=True), 0), positions)
 
 
 def _force(quadratic: Quadratic, distance: Float[Tensor, "n k"]) -> Float[Tensor, " r"]:

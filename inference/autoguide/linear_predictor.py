@@ -139,11 +139,12 @@ class Blocks:
 
     Args:
         where: name of the caller, for messages.
-        jacobian: J at some hyperparameters.
+        jacobian: J at some hyperparameters and leaves at which no entry vanishes by chance.
         processes: {name: N} for leaves that are values of processes, (*L, N).
 
     Attributes:
-        entries: {name: (L, r)} for sparse leaves, the entry that each row reads of each of the L vectors of a leaf.
+        entries: {name: (L, r)} for sparse leaves, the entry that each row reads of each of the L vectors of a leaf; -1
+            where it reads none.
         dense: names of other leaves.
         order: the order of elimination of the sparse leaves.
 
@@ -169,13 +170,17 @@ class Blocks:
     def of(
         self, jacobian: Jacobian
     ) -> tuple[Int[np.ndarray, "r E"], Float[np.ndarray, "r E"], Float[np.ndarray, "r p"]]:
-        """Positions of the entries that each row reads among all sparse leaves, J there, and the dense columns of J."""
+        """Positions of the entries that each row reads among all sparse leaves, J there, and the dense columns of J.
+
+        Positions are -1, and J is 0, where a row reads no entry.
+        """
         positions, scales, columns, first = [], [], [], 0
         for name, entries in self.entries.items():
             leaf, number = jacobian.leaves[name], len(entries)
             size = leaf.numel() // number
-            scales += [jacobian(name, ones).double().cpu().numpy() for ones in _ones(leaf, number)]
-            positions += [first + i * size + part.numpy() for i, part in enumerate(entries)]
+            for i, (part, ones) in enumerate(zip(entries.numpy(), _ones(leaf, number), strict=True)):
+                positions.append(np.where(part < 0, -1, first + i * size + part))
+                scales.append(np.where(part < 0, 0.0, jacobian(name, ones).double().cpu().numpy()))
             first += leaf.numel()
         for name in self.dense:
             leaf = jacobian.leaves[name]
@@ -249,5 +254,5 @@ def _entries(jacobian: Jacobian, name: str, size: int) -> Tensor | None:
         image, want = jacobian(name, ones * torch.sin(1.0 + numbers)), scale * torch.sin(1.0 + entry.to(scale))
         if not bool(((image - want).abs() <= 1e-3 * largest).all()):
             return None
-        entries.append(entry.cpu())
+        entries.append(torch.where(read, entry, -1).cpu())
     return torch.stack(entries)

@@ -369,6 +369,29 @@ def test_data_that_are_not_linear_are_linearized_at_the_posterior():
     torch.testing.assert_close(guide.median()["f"], Y, rtol=0, atol=0.4)  # at the prior mean it is 1.3
 
 
+def scaled_by_a_process():
+    """At f = 0, where the guide starts, the data do not depend on the log of the scale."""
+    kernel = Matern32(2, variance=number(0.1), lengthscale=number([0.5, 0.5]))
+    f, log_scale = (pyro.sample(name, NNGP(kernel, GRAPH)) for name in ("f", "log_scale"))
+    with pyro.plate("data", N):
+        pyro.sample("y", dist.Normal(f * log_scale.exp(), number(1.0)), obs=Y)
+        pyro.sample("beside", dist.Normal(f, number(1.0)), obs=Y)
+
+
+def test_dependence_is_read_where_no_entry_vanishes():
+    guide = AutoNNGP(scaled_by_a_process)
+    guide()
+    reads = torch.arange(N)
+    assert torch.equal(guide._blocks.entries["log_scale"], torch.cat([reads, torch.full((N,), -1)])[None])
+    assert torch.equal(guide._blocks.entries["f"], torch.cat([reads, reads])[None])
+    (product, _), f = guide.conditional_at(torch.zeros(0)).marginals(), guide.median()["f"]
+    slope, at = guide.median()["log_scale"].exp(), guide.conditional_at(torch.zeros(0))
+    torch.testing.assert_close(product.mean[:, 0], f * slope, rtol=0, atol=0.05)
+    rows = at.precision.sparse_covariances([3])[0]
+    assert rows.shape == (N, 2, 2)  # what reads one process alone is linked to no value of the other
+    torch.testing.assert_close(rows[:, 0, 0], rows[:, 0, 1])
+
+
 def test_a_likelihood_that_no_gaussian_fits_is_reported():
     """The sign of f is not determined: at its prior mean the data do not depend on it."""
     with pytest.warns(UserWarning, match=r"is far from the posterior.*guide\.khat\(\)"):
