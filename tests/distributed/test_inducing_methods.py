@@ -14,6 +14,8 @@ from pyro_nngp.variational import FullRank, SparseCholesky
 from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
+pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poisson data")
+
 N = 300
 CASES = {
     "svgp": (SVGP, Gaussian, {"inducing": 20}),

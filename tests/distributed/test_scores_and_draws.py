@@ -14,6 +14,8 @@ from pyro_nngp.variational import observed as sites
 from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
+pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poisson data")
+
 N = 300
 CASES = {
     "vecchia": (Vecchia, Gaussian(0.1), {"num_neighbors": 8}),
