@@ -16,4 +16,9 @@ def pyplot(where: str) -> Any:
 
 def axis(where: str, ax: Any) -> Any:
     """The given axis, or a new one."""
-    return pyplot(where).subplots(layout="constrained")[1] if ax is None else ax
+    module = pyplot(where)
+    if ax is None:
+        return module.subplots(layout="constrained")[1]
+    if not isinstance(ax, module.Axes):
+        fail(where, "ax", "to be an axis of matplotlib", type(ax).__name__, "Leave it out for a new one.", TypeError)
+    return ax

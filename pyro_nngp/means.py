@@ -11,6 +11,7 @@ Coefficients with a normal prior have a joint normal posterior given Gaussian ob
 Cost: O(B D). Symbols: p coefficients for each of L latent functions.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,8 @@ from pyro.nn import PyroSample
 from torch import Tensor
 from torch.distributions.transforms import ReshapeTransform
 
-from pyro_nngp._checks import check_int, fail, undefined
+from pyro_nngp._checks import check_int, check_number, fail, undefined
+from pyro_nngp._kinds import check_sequence
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 from pyro_nngp.linalg import cholesky, half_solve
 
@@ -113,6 +115,10 @@ class ConstantMean(BasisMean):
 
     def __init__(self, value: float | None = None, num_latents: int | None = None) -> None:
         super().__init__()
+        if value is not None:
+            check_number("ConstantMean", "value", value, -math.inf)
+        if num_latents is not None:
+            check_int("ConstantMean", "num_latents", num_latents, 1)
         self.is_set = value is not None
         shape = () if num_latents is None else (num_latents,)
         self.value = scaled(torch.full(shape, 0.0 if value is None else float(value)), 1.0)
@@ -186,6 +192,8 @@ class LinearMean(BasisMean):
     ) -> None:
         super().__init__()
         check_int("LinearMean", "input_dim", input_dim, 1, "Pass the number of columns.")
+        if active_dims is not None:
+            check_sequence("LinearMean", "active_dims", active_dims, "List column numbers.")
         for column in active_dims or ():
             check_int("LinearMean", "active_dims", column, cure="List column numbers.")
         if active_dims is not None and len(active_dims) != input_dim:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import check_device, check_path, fail
 from pyro_nngp._files import atomic_file
+from pyro_nngp._kinds import check_kind
 
 _FORMAT = "pyro_nngp model 3"
 _BEFORE = "pyro_nngp model 2"  # f of a negative binomial was the logit: files without one are read
@@ -223,6 +224,11 @@ class _Reader:
         device: torch.device | str,
     ) -> None:
         self._nodes, self._tensors, self._device = nodes, tensors, device
+        check_kind("load", "custom", custom, (list, tuple, set, frozenset), "a list", "Write custom=[MyKernel].")
+        for each in custom:
+            if not hasattr(each, "__qualname__"):
+                cure = "Write custom=[MyKernel]."
+                fail("load", "custom", "to hold classes and functions", type(each).__name__, cure, TypeError)
         self._custom = {(each.__module__, each.__qualname__): each for each in custom}
         self._built: dict[int, Any] = {}
 

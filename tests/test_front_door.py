@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a package imports only what stands before it.
 LAYERS = (
     "pyro_nngp._checks",
+    "pyro_nngp._kinds",
     "pyro_nngp._files",
     "pyro_nngp._matplotlib",
     "pyro_nngp._keywords",

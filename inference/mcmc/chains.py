@@ -21,7 +21,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_int, check_memory, check_path, fail, warn
+from pyro_nngp._checks import check_int, check_memory, check_path, check_positive, fail, warn
 from pyro_nngp.distributed import World
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
@@ -143,6 +143,7 @@ class SGMCMC(MCMC):
 
     def summary(self, prob: float = 0.9) -> None:
         """Print the table of ``MCMC``; raises the errors of :meth:`get_samples`."""
+        check_positive("SGMCMC.summary", "prob", prob, "It is that of the intervals.", 1.0)
         self._check_draws("summary")
         super().summary(prob)
 

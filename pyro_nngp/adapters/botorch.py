@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import check_int, fail, import_extra
+from pyro_nngp._checks import check_callable, check_int, check_tensor, fail, import_extra
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import Fantasies, Method
 
@@ -101,10 +102,12 @@ class NearestNeighborModel(Model, FantasizeMixin):
         where = f"{type(self).__name__}.posterior"
         if output_indices not in (None, [0]):
             fail(where, "output_indices", "to be None or [0]", output_indices, "There is one output.")
-        noise: Tensor | None = None
-        if observation_noise is not False:
-            noise = torch.as_tensor(self._noise(where) if observation_noise is True else observation_noise).to(X)
-            noise = noise.squeeze(-1) if noise.dim() else noise  # of the outputs
+        check_tensor(where, "X", X)
+        if X.dim() < 2:
+            fail(where, "X", "of shape (..., q, d)", tuple(X.shape), "Use X[None] for a single point.")
+        if posterior_transform is not None:
+            check_callable(where, "posterior_transform", posterior_transform, "Pass a PosteriorTransform.")
+        noise = self._noise_of(where, observation_noise, X)
         k = min(self.num_neighbors, self.gp.num_data)
         if X.shape[-2] > _LARGEST:
             if X.dim() > 2 or self._fantasies is not None:
@@ -141,6 +144,8 @@ class NearestNeighborModel(Model, FantasizeMixin):
         where = f"{type(self).__name__}.condition_on_observations"
         if noise is not None:
             fail(where, "noise", "to be that of the likelihood", "other variances", "Leave it out.")
+        check_tensor(where, "X", X)
+        check_tensor(where, "Y", Y)
         if Y.shape[-1:] != (1,) or Y.shape[-2:-1] != X.shape[-2:-1]:
             fail(where, "Y", f"of shape (..., {X.shape[-2]}, 1)", tuple(Y.shape), "Give one value per point.")
         y = Y[..., 0]
@@ -159,6 +164,22 @@ class NearestNeighborModel(Model, FantasizeMixin):
         model = type(self)(gp, num_neighbors=num_neighbors)
         model._most_drawn = self._most_drawn
         return model
+
+    def _noise_of(self, where: str, observation_noise: Any, X: Tensor) -> Tensor | None:
+        """Variances of noise that a posterior includes, a scalar or one per point; None is no noise."""
+        if isinstance(observation_noise, bool):
+            return self._noise(where).to(X) if observation_noise else None
+        if isinstance(observation_noise, int | float):
+            observation_noise = torch.tensor(observation_noise)
+        check_tensor(where, "observation_noise", observation_noise)
+        noise = observation_noise.to(X)
+        noise = noise.squeeze(-1) if noise.dim() else noise  # of the outputs
+        if noise.dim() and noise.shape != X.shape[:-1][-noise.dim() :]:
+            cure = "Give one variance, or one per point."
+            fail(where, "observation_noise", f"of shape {(*X.shape[:-1], 1)}", tuple(observation_noise.shape), cure)
+        if not bool((noise >= 0).all()):
+            fail(where, "observation_noise", ">= 0", float(noise.min()), "It holds variances.")
+        return noise
 
     def _noise(self, where: str) -> Tensor:
         if not isinstance(self.likelihood, Gaussian):
@@ -201,7 +222,7 @@ class DrawnPosterior(Posterior):
 
     def rsample(self, sample_shape: torch.Size | None = None) -> Tensor:
         """Joint draws of shape sample_shape + (P, 1), without gradients."""
-        shape = torch.Size([1]) if sample_shape is None else torch.Size(sample_shape)
+        shape = torch.Size([1]) if sample_shape is None else draws_shape("DrawnPosterior.rsample", sample_shape)
         draws = self.gp.sample(self.x, shape.numel(), num_neighbors=self.num_neighbors)
         if self.noise is not None:
             draws = draws + self.noise.sqrt() * torch.randn_like(draws)

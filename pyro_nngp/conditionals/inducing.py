@@ -15,6 +15,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._checks import check_number, check_tensor
 from pyro_nngp.conditionals.general_kernel import variance_left
 from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
@@ -38,6 +39,7 @@ def whitened_conditional(
     Raises:
         NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorized.
     """
+    _check("whitened_conditional", x, z, jitter)
     cov, points, targets = bind_double(kernel, x.dtype), z.double(), x.double()
     tril = cholesky(cov(points, points), jitter)
     a = half_solve(tril, cov(points, targets)).mT
@@ -66,8 +68,15 @@ def local_conditional(
 
     Cost: O(B H^3) time, O(B H^2) memory.
     """
+    _check("local_conditional", x, z, jitter)
     cov = bind(kernel)
     tril = cholesky(cov(z, z), jitter, escalate=True)
     a = half_solve(tril, cov(z, x[:, None]))
     w = half_solve(tril, a, transposed=True)[..., 0]
     return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril
+
+
+def _check(where: str, x: Any, z: Any, jitter: Any) -> None:
+    check_tensor(where, "x", x)
+    check_tensor(where, "z", z)
+    check_number(where, "jitter", jitter)

@@ -78,6 +78,8 @@ def nn_conditional(
     """
     for arg, value in (("x", x), ("z", z)):
         check_tensor("nn_conditional", arg, value)
+    if jitter is not None:
+        check_number("nn_conditional", "jitter", jitter)
     if x.dim() != 2 or z.dim() != 3 or z.shape[0] != x.shape[0] or z.shape[2] != x.shape[1]:
         fail("nn_conditional", "x, z", "of shapes (B, D), (B, K, D)", (tuple(x.shape), tuple(z.shape)), "Check both.")
     if mask is not None:

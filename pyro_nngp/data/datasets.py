@@ -209,7 +209,7 @@ def _dataset(
     **details: Any,
 ) -> Dataset:
     """Build a data set from arrays of any numeric type."""
-    if dtype not in (torch.float32, torch.float64):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
         fail("datasets", "dtype", "to be torch.float32 or torch.float64", dtype, "Choose one.", TypeError)
     inputs, targets = (torch.from_numpy(np.ascontiguousarray(array)).to(dtype) for array in (x, y))
     return Dataset(name, inputs, targets, tuple(map(str, feature_names)), tuple(map(str, target_names)), **details)

@@ -6,6 +6,7 @@ asks how a method bridges a gap. All splits are seeded and do not touch the glob
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -124,8 +125,16 @@ class Standardizer:
 
     def transform(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Map from original to standard units; the last dimension holds the columns."""
+        self._check("transform", values)
         return (values - self.loc) / self.scale
 
     def inverse(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Map from standard to original units; multiply a standard deviation by `scale` instead."""
+        self._check("inverse", values)
         return values * self.scale + self.loc
+
+    def _check(self, method: str, values: Any) -> None:
+        where = f"Standardizer.{method}"
+        check_tensor(where, "values", values)
+        if self.loc.dim() and values.shape[-1:] != self.loc.shape:
+            fail(where, "values", f"with {len(self.loc)} columns", tuple(values.shape), "Give those of train.")

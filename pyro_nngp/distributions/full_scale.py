@@ -50,6 +50,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.low_rank import LowRank
 from pyro_nngp.distributions.nngp import check_prior, check_values, draw_appended
@@ -163,7 +164,7 @@ class FullScaleNNGP(TorchDistribution):
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S N"]:
         """Exact joint draws, with noise if there is any."""
-        shape, x = torch.Size(sample_shape) + self.batch_shape, self.graph.x
+        shape, x = draws_shape("FullScaleNNGP.rsample", sample_shape) + self.batch_shape, self.graph.x
         low = torch.randn(*shape, len(self.inducing), dtype=x.dtype, device=x.device)
         white = torch.randn(*shape, len(x), dtype=x.dtype, device=x.device)
         return low @ self.features.mT + self.residual.color(white)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_kind, check_sequence, draws_shape
 
 
 class Mixture(TorchDistribution):
@@ -29,6 +30,10 @@ class Mixture(TorchDistribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
 
     def __init__(self, components: Sequence[Distribution], validate_args: bool | None = None) -> None:
+        cure = "Give a list of distributions."
+        check_sequence("Mixture", "components", components, cure)
+        for component in components:
+            check_kind("Mixture", "components", component, Distribution, "distributions", cure)
         shapes = {(tuple(c.batch_shape), tuple(c.event_shape)) for c in components}
         if len(shapes) != 1:
             fail("Mixture", "components", "of one shape", sorted(shapes), "Give at least one; expand the others.")
@@ -71,6 +76,7 @@ class Mixture(TorchDistribution):
         Cost: from each component, the largest number of draws that any index of the batch needs; for many draws little
         more than one per draw of the mixture.
         """
+        sample_shape = draws_shape("Mixture.sample", sample_shape)
         num, size = math.prod(sample_shape), math.prod(self.batch_shape)
         like = self.components[0].sample()  # for its dtype and device
         draws = like.new_empty(num, size, *self.event_shape)

@@ -32,6 +32,7 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp._indexing import values_at
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind
@@ -190,7 +191,7 @@ class NNGP(TorchDistribution):
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
         """Exact joint draws. A batch needs all its ancestors, so all N values are drawn, then the batch's rows."""
-        shape = torch.Size(sample_shape) + self.batch_shape + (self.graph.num_points,)
+        shape = draws_shape("NNGP.rsample", sample_shape) + self.batch_shape + (self.graph.num_points,)
         white = torch.randn(shape, dtype=self.graph.x.dtype, device=self.graph.x.device)
         return self.color(white)[..., self.batch.rows]
 

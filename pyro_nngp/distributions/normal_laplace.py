@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from pyro.distributions import AsymmetricLaplace, constraints
 from torch import Tensor
-from torch.distributions.utils import broadcast_all
 from torch.special import erfcx, log_ndtr
 
+from pyro_nngp._kinds import broadcast, draws_shape
 from pyro_nngp.distributions.expandable import Expandable
 
 
@@ -41,7 +41,9 @@ class NormalLaplace(Expandable):
     def __init__(
         self, loc: Tensor, var: Tensor, quantile: Tensor, scale: Tensor, validate_args: bool | None = None
     ) -> None:
-        self.loc, self.var, self.quantile, self.scale = broadcast_all(loc, var, quantile, scale)
+        self.loc, self.var, self.quantile, self.scale = broadcast(
+            "NormalLaplace", loc=loc, var=var, quantile=quantile, scale=scale
+        )
         super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property
@@ -61,7 +63,7 @@ class NormalLaplace(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
+            shape = self._extended_shape(draws_shape("NormalLaplace.sample", sample_shape))
             noise = asymmetric_laplace(torch.zeros_like(self.loc), self.quantile, self.scale).expand(shape).sample()
             return self.loc + self.var.sqrt() * torch.randn_like(noise) + noise
 

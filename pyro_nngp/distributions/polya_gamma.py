@@ -37,8 +37,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints, register_kl
-from torch.distributions.utils import broadcast_all
 
+from pyro_nngp._kinds import broadcast, draws_shape
 from pyro_nngp._memory import at_once
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.native import polya_gamma as compiled
@@ -75,8 +75,8 @@ class PolyaGamma(Expandable):
         tilt: Float[Tensor, "..."] | float = 0.0,
         validate_args: bool | None = None,
     ) -> None:
+        self.concentration, self.tilt = broadcast("PolyaGamma", concentration=concentration, tilt=tilt)
         self._unit = _is_one(concentration)
-        self.concentration, self.tilt = broadcast_all(concentration, tilt)
         super().__init__(self.concentration.shape, validate_args=validate_args)
 
     @property
@@ -98,7 +98,8 @@ class PolyaGamma(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
         with torch.no_grad():
-            shape, num_draws = self._extended_shape(sample_shape), math.prod(sample_shape)
+            shape = draws_shape("PolyaGamma.sample", sample_shape)
+            shape, num_draws = self._extended_shape(shape), shape.numel()
             b, c = self.concentration.double().flatten(), self.tilt.double().flatten()
             draws = self._compiled(b, c, num_draws) if compiled.supported(c) else self._below_tangents(b, c, num_draws)
             draws = draws.reshape(shape).to(self.tilt.dtype)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.distributions.utils import broadcast_all
 from torch.nn.functional import softplus
 
+from pyro_nngp._kinds import broadcast, draws_shape
 from pyro_nngp.distributions.expandable import Expandable
 
 _TERMS = 160  # of the series
@@ -34,7 +34,7 @@ class InverseGaussian(Expandable):
     batched = ("log_mean", "concentration")
 
     def __init__(self, log_mean: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
-        self.log_mean, self.concentration = broadcast_all(log_mean, concentration)
+        self.log_mean, self.concentration = broadcast("InverseGaussian", log_mean=log_mean, concentration=concentration)
         super().__init__(self.log_mean.shape, validate_args=validate_args)
 
     @property
@@ -53,7 +53,7 @@ class InverseGaussian(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
+            shape = self._extended_shape(draws_shape("InverseGaussian.sample", sample_shape))
             mean = self.mean.expand(shape)
             chi = torch.randn_like(mean)
             w = mean * chi.square() / (2 * self.concentration)
@@ -76,7 +76,9 @@ class GeneralizedPareto(Expandable):
     batched = ("log_scale", "concentration")
 
     def __init__(self, log_scale: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
-        self.log_scale, self.concentration = broadcast_all(log_scale, concentration)
+        self.log_scale, self.concentration = broadcast(
+            "GeneralizedPareto", log_scale=log_scale, concentration=concentration
+        )
         super().__init__(self.log_scale.shape, validate_args=validate_args)
 
     @property
@@ -102,7 +104,7 @@ class GeneralizedPareto(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
+            shape = self._extended_shape(draws_shape("GeneralizedPareto.sample", sample_shape))
             return self._at(torch.empty(shape, dtype=self.log_scale.dtype, device=self.log_scale.device).exponential_())
 
     def _log_ratio(self, value: Tensor) -> Tensor:
@@ -134,7 +136,8 @@ class Tweedie(Expandable):
     batched = ("log_mean",)  # the others stay small, since each of their values has a series
 
     def __init__(self, log_mean: Tensor, dispersion: Tensor, power: Tensor, validate_args: bool | None = None) -> None:
-        self.log_mean, self.dispersion, self.power = broadcast_all(log_mean, dispersion, power)[0], dispersion, power
+        self.log_mean = broadcast("Tweedie", log_mean=log_mean, dispersion=dispersion, power=power)[0]
+        self.dispersion, self.power = dispersion, power
         super().__init__(self.log_mean.shape, validate_args=validate_args)
 
     @property
@@ -153,7 +156,7 @@ class Tweedie(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         with torch.no_grad():
-            shape, p = self._extended_shape(sample_shape), self.power
+            shape, p = self._extended_shape(draws_shape("Tweedie.sample", sample_shape)), self.power
             rate = ((2 - p) * self.log_mean).exp() / (self.dispersion * (2 - p))
             number = torch.poisson(rate.expand(shape))
             scale = self.dispersion * (p - 1) * ((p - 1) * self.log_mean).exp()

@@ -24,8 +24,9 @@ from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp._indexing import values_at
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
@@ -70,6 +71,9 @@ class SparseCholeskyNormal(Expandable):
         validate_args: bool | None = None,
     ) -> None:
         where = "SparseCholeskyNormal"
+        given = {"weights": weights, "pattern": pattern, "rows": rows, "targets": targets}
+        for arg, value in {"loc": loc, "scale": scale, **{k: v for k, v in given.items() if v is not None}}.items():
+            check_tensor(where, arg, value)
         if loc.shape != scale.shape or loc.dim() < 1:
             fail(where, "loc, scale", "of one shape (..., U)", (tuple(loc.shape), tuple(scale.shape)), "Expand one.")
         if (weights is None) != (pattern is None):
@@ -105,7 +109,7 @@ class SparseCholeskyNormal(Expandable):
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
         """Draws m + R white, with one white value per column that the rows touch."""
-        shape = torch.Size(sample_shape) + self.batch_shape
+        shape = draws_shape("SparseCholeskyNormal.rsample", sample_shape) + self.batch_shape
         if self.is_diagonal:
             white = self._white(shape + self.event_shape)
             value = self.loc + self.scale * white

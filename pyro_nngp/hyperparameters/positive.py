@@ -10,7 +10,8 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._checks import check_positive, check_tensor, fail
+from pyro_nngp._kinds import check_kind
 from pyro_nngp.hyperparameters.batches import is_computed
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
@@ -94,6 +95,15 @@ def lognormal_priors(
     Raises:
         ValueError: if the module has none of these hyperparameters.
     """
+    where = "lognormal_priors"
+    check_kind(where, "module", module, nn.Module, "a module", "Pass a kernel or a likelihood.")
+    check_positive(where, "scale", scale, "It is a standard deviation of logarithms.")
+    if like is not None:
+        check_tensor(where, "like", like)
+    if medians is not None:
+        check_kind(where, "medians", medians, Mapping, "a dictionary", 'Write {"lengthscale": 1.0}.')
+        for name, median in medians.items():
+            check_positive(where, f"medians[{name!r}]", median)
     medians, is_any = {"lengthscale": 1.0, "variance": 0.05} if medians is None else medians, False
     for part in module.modules():
         names = [name for name in medians if isinstance(part, PyroModule) and name in part._pyro_params]
@@ -103,6 +113,6 @@ def lognormal_priors(
             setattr(part, name, PyroSample(dist.LogNormal(loc, scale).to_event(loc.dim())))
             is_any = True
     if not is_any:
-        where, cure = "lognormal_priors", "Name attributes that the module has as parameters."
+        cure = "Name attributes that the module has as parameters."
         fail(where, "medians", f"of hyperparameters of {type(module).__name__}", sorted(medians), cure)
     return module

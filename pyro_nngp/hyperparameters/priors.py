@@ -13,7 +13,8 @@ from pyro.nn.module import _make_name
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_number, check_positive, fail
+from pyro_nngp._kinds import check_kind
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters.module import GPModule
 from pyro_nngp.hyperparameters.reading import parameter, parameter_site
@@ -32,6 +33,10 @@ class HyperparameterGuide(GPModule):
 
     def __init__(self, owner: nn.Module, init_scale: float = 0.1, latents: Collection[str] = ()) -> None:
         super().__init__()
+        where = "HyperparameterGuide"
+        check_kind(where, "owner", owner, nn.Module, "a module", "Pass a method or a kernel.")
+        check_positive(where, "init_scale", init_scale)
+        check_kind(where, "latents", latents, (tuple, list, set, frozenset), "names", 'Write ("u",).')
         self._latents = frozenset(latents)
         self._sites = [site for site in sampled_attributes(owner) if site[1] not in latents]
         like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
@@ -53,6 +58,10 @@ class HyperparameterGuide(GPModule):
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Quantiles of each entry by module and attribute; exact where the support constrains each entry alone."""
+        check_number("HyperparameterGuide.quantiles", "probability", probability)
+        if not 0 < probability < 1:
+            where, cure = "HyperparameterGuide.quantiles", "0.5 is the median."
+            fail(where, "probability", "in (0, 1)", probability, cure)
         shift, at_probability = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
         for i, (module, attribute) in enumerate(self._sites):
             if _has_own_guide(module):

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_seed, fail
+from pyro_nngp._checks import check_inputs, check_int, check_num_neighbors, check_same_kind, check_seed, fail
 from pyro_nngp._tape import operation
 from pyro_nngp.hyperparameters import scaled
 from pyro_nngp.kernels.metric import column_scale
@@ -33,6 +33,7 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
     """
     check_inputs("kmeans", "x", x)
     check_num_neighbors("kmeans", num_centers, len(x), "num_centers")
+    check_int("kmeans", "seed", seed, 0)
     rng = np.random.default_rng(seed)
     values = x.detach().cpu().double().numpy()
     if len(values) > num_centers * _SAMPLE_PER_CENTER:

@@ -32,7 +32,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_callable, fail, undefined
+from pyro_nngp._checks import check_callable, check_number, check_positive, fail, undefined
+from pyro_nngp._kinds import check_kind
 from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, factor_log_det
 
@@ -170,12 +171,9 @@ class Strauss(Interacting):
         softness: float = 0.05,
         validate_args: bool | None = None,
     ) -> None:
-        if not radius > 0:
-            fail("Strauss", "radius", "> 0", radius, "It is the distance within which points repel each other.")
-        if not 0 < repulsion <= 1:
-            fail("Strauss", "repulsion", "in (0, 1]", repulsion, "It is the factor that a close pair costs.")
-        if not softness >= 0:
-            fail("Strauss", "softness", ">= 0", softness, "It is the width of the step; 0 is a hard one.")
+        check_positive("Strauss", "radius", radius, "It is the distance within which points repel each other.")
+        check_positive("Strauss", "repulsion", repulsion, "It is the factor that a close pair costs.", 1.0)
+        check_number("Strauss", "softness", softness, cure="It is the width of the step; 0 is a hard one.")
         self.radius, self.repulsion, self.softness = radius, repulsion, softness
         super().__init__(base, validate_args)
 
@@ -239,6 +237,7 @@ def _checked(
     where: str, arg: str, prior: Distribution, expectation: str, shape: tuple[int, ...] | None = None
 ) -> Distribution:
     """Return the distribution after checking that it is over sets (M, D), and of this shape if one is given."""
+    check_kind(where, arg, prior, Distribution, expectation, "Pass dist.Normal(0, 1).expand([M, D]).to_event(2).")
     event = tuple(prior.event_shape)
     if prior.batch_shape or len(event) != 2 or event != (event if shape is None else shape):
         actual = f"batch shape {tuple(prior.batch_shape)}, event shape {event}"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
+from pyro_nngp._kinds import check_flag
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
 from pyro_nngp.kernels.radial import Radial, broadcast_numbers
@@ -239,6 +240,7 @@ class Kernel(GPModule):
 
         With ``diag=True`` the variances (*S, ..., n) at x, without z.
         """
+        check_flag(type(self).__name__, "diag", diag)
         if diag and z is not None:
             cure = "Pass kernel(x, diag=True) for the variances at x."
             fail(type(self).__name__, "z", "to be None with diag=True", "points", cure)

@@ -7,6 +7,7 @@ columns of the map.
 Reference: Wilson, Hu, Salakhutdinov and Xing (2016), "Deep kernel learning".
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.func import functional_call
 
-from pyro_nngp._checks import check_callable, fail
+from pyro_nngp._checks import check_callable, check_number, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 
@@ -96,6 +97,8 @@ class Rotation(GPModule):
     def __init__(self, angle: float | Tensor | PyroParam | PyroSample = 0.3) -> None:
         super().__init__()
         given = isinstance(angle, Tensor | PyroParam | PyroSample)
+        if not given:
+            check_number("Rotation", "angle", angle, -math.inf, "Pass radians.")
         self.angle: Any = angle if given else PyroParam(torch.tensor(float(angle)), constraints.real)
 
     @pyro_method
@@ -107,7 +110,8 @@ class Rotation(GPModule):
             fail("Rotation", "angle", "to be a scalar, one at a time", tuple(angle.shape), cure)
 
         def rotate(x: Tensor) -> Tensor:
-            if x.shape[-1] != 2:
+            check_tensor("Rotation", "x", x)
+            if x.shape[-1:] != (2,):
                 fail("Rotation", "x", "with 2 columns", tuple(x.shape), "Choose them with active_dims of Warped.")
             cos, sin = angle.to(x.dtype).cos(), angle.to(x.dtype).sin()
             return torch.stack([x[..., 0] * cos + x[..., 1] * sin, x[..., 1] * cos - x[..., 0] * sin], -1)

@@ -91,7 +91,7 @@ class Censored(_PartlyObserved):
         super().__init__(values)
         least, numbers = 0.0 if self.is_log else -math.inf, []
         for arg, limit, without in (("lower", lower, -math.inf), ("upper", upper, math.inf)):
-            if limit is not None and limit != _BY_ROW:
+            if limit is not None and not (isinstance(limit, str) and limit == _BY_ROW):
                 check_number("Censored", arg, limit, least, 'Pass a number, in the unit of y, or "limits".')
             numbers.append(without if limit is None or limit == _BY_ROW else float(limit))
         low, high = numbers

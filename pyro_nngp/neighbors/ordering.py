@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, check_seed, fail
+from pyro_nngp._checks import check_inputs, check_int, check_seed, fail
 from pyro_nngp.native import search as compiled
 
 Floats = NDArray[np.float64]
@@ -120,6 +120,7 @@ def time_ordering(x: Float[Tensor, "N D"], time_dim: int, seed: int = 0) -> Int[
         ValueError, TypeError: if x is malformed, or there is no such column.
     """
     check_inputs("time_ordering", "x", x)
+    check_int("time_ordering", "time_dim", time_dim)
     if not -x.shape[1] <= time_dim < x.shape[1]:
         expectation = f"in {-x.shape[1]}..{x.shape[1] - 1}"
         fail("time_ordering", "time_dim", expectation, time_dim, "It numbers the columns of x.")

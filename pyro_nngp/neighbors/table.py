@@ -27,6 +27,7 @@ from pyro_nngp._checks import (
     check_new_inputs,
     check_num_neighbors,
     check_rows,
+    check_tensor,
     fail,
     undefined,
 )
@@ -200,6 +201,9 @@ class NeighborTable(torch.nn.Module):
 
         Cost: the search among these points.
         """
+        check_batch(f"{type(self).__name__}.subset", "rows", rows, self.num_points)
+        if len(rows) < 2:
+            fail(f"{type(self).__name__}.subset", "rows", "to be two or more", len(rows), "Give further rows.")
         ordering, k = positions_in(self.order)[rows].argsort(), min(self.num_neighbors, len(rows) - 1)
         search: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}
         new = type(self)(self.x[rows], k, ordering=ordering, metric=self.metric, **search)
@@ -271,6 +275,7 @@ class NeighborTable(torch.nn.Module):
         if idx is not None:
             check_batch(where, "idx", idx, self.num_points)
         if extra is not None:
+            check_tensor(where, "extra", extra)
             check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
         if idx is None:
             every = torch.arange(self.num_points, device=self.x.device)

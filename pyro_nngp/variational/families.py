@@ -10,6 +10,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._checks import check_int
+
 
 @dataclass(frozen=True, eq=False)
 class PseudoObservations:
@@ -71,6 +73,10 @@ class Amortized:
 
     encoder: Any
     num_columns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_columns is not None:
+            check_int("Amortized", "num_columns", self.num_columns, 0)
 
 
 __all__ = ["Amortized", "FullRank", "MeanField", "PseudoObservations", "SparseCholesky"]

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal, register_kl
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_positive, check_tensor, fail
 from pyro_nngp.distributed.world import Route
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule
@@ -423,8 +423,9 @@ def _start(
 ) -> tuple[nn.Parameter, nn.Parameter]:
     """Initial mean and logarithm of the standard deviation, (M, L), in units."""
     scale = 0.1 * unit if scale is None else scale
-    if scale <= 0:
-        fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
+    check_positive(where, "scale", scale, "It is the initial standard deviation.")
+    if loc is not None:
+        check_tensor(where, "loc", loc)
     like, shape = torch.empty(0) if like is None else like, (num_points, num_latents or 1)
     if loc is not None and loc.dim() == 1:
         loc = loc[:, None]

@@ -160,10 +160,10 @@ def test_unnormalized_densities_have_no_draws(prior):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"radius": 0.0}, r"Strauss: expected radius > 0"),
-        ({"repulsion": 0.0}, r"expected repulsion in \(0, 1\]"),
-        ({"repulsion": 1.1}, r"expected repulsion in \(0, 1\]"),
-        ({"softness": -1.0}, r"expected softness >= 0"),
+        ({"radius": 0.0}, r"Strauss: expected radius to be finite and > 0"),
+        ({"repulsion": 0.0}, r"expected repulsion to be finite and > 0 and <= 1"),
+        ({"repulsion": 1.1}, r"expected repulsion to be finite and > 0 and <= 1"),
+        ({"softness": -1.0}, r"expected softness to be finite and >= 0"),
         ({"base": dist.Normal(torch.zeros(M, D), 1.0)}, r"expected base to be a distribution over \(M, D\)"),
     ],
 )

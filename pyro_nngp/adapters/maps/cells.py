@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_kind, check_sequence
 from pyro_nngp._masks import with_nan
 from pyro_nngp.adapters.maps.systems import known_system, with_system
 from pyro_nngp.data.globe import lon_lat
@@ -56,6 +57,10 @@ class Cells:
     ) -> None:
         import xarray
 
+        if columns is not None:
+            check_sequence(_WHERE, "columns", columns, 'Write columns=["x", "y"].')
+            for name in columns:
+                check_kind(_WHERE, "columns", name, str, "names", 'Write columns=["x", "y"].')
         grid = _dataset(template)
         self.dims = _dims(grid)
         grid = with_system(grid, known_system(_WHERE, crs, grid, columns or known), self.dims)

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
 from pyro_nngp._files import disk_errors
+from pyro_nngp._kinds import check_kind, check_sequence
 from pyro_nngp._memory import memory_errors
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.maps.cells import Cells, Tile
@@ -34,6 +35,7 @@ from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.identity import identity, without_rows
 from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
+from pyro_nngp.models.base import Method
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -103,7 +105,8 @@ def predict_grid(
     check_choice(where, "of", of, ("y", "f"))
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)
-    levels, limits = _listed(quantile_levels), _listed(thresholds)
+    check_kind(where, "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
+    levels, limits = _listed(where, "quantile_levels", quantile_levels), _listed(where, "thresholds", thresholds)
     for level in levels:
         if not 0 < level < 1:
             fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
@@ -178,9 +181,13 @@ def _values(cells: Cells, tile: Tile, compute: Callable[[Tensor], Values], seed:
     return placed
 
 
-def _listed(values: float | Sequence[float]) -> Sequence[float]:
+def _listed(where: str, arg: str, values: float | Sequence[float]) -> Sequence[float]:
     """The numbers as a sequence; a single number becomes a list."""
-    return [float(values)] if isinstance(values, Real) else cast(Sequence[float], values)
+    listed = [float(values)] if isinstance(values, Real) else cast(Sequence[float], values)
+    check_sequence(where, arg, listed, "Give a number or a list of numbers.")
+    for value in listed:
+        check_kind(where, arg, value, Real, "numbers", "Give a number or a list of numbers.")
+    return listed
 
 
 def _turns(todo: np.ndarray, world: World | None) -> Iterator[int | None]:

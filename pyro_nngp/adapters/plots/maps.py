@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, import_extra
+from pyro_nngp._kinds import check_kind
 from pyro_nngp._matplotlib import pyplot as pyplot_of
 from pyro_nngp.adapters.plots.axes import aspect, edges, set_ticks
 
@@ -30,10 +32,16 @@ def plot_map(grid: "Dataset", places: Any = None) -> Any:
         The axes, an array of two or of one per class, all with the limits of the grid; or one axis for a curve.
 
     Raises:
-        ValueError: for a grid of more dimensions, or several outputs.
+        ValueError, TypeError: for a grid of more dimensions, several outputs, or other variables, and places of another
+            shape.
         ImportError: without matplotlib.
     """
-    pyplot = pyplot_of("plot_map")
+    where = "plot_map"
+    pyplot = pyplot_of(where)
+    cure = "Pass what predict_grid returned."
+    check_kind(where, "grid", grid, import_extra(where, "xarray", "maps").Dataset, "a Dataset of xarray", cure)
+    if "probability" not in grid and not {"mean", "sd"} <= set(grid.data_vars):
+        fail(where, "grid", "with mean and sd, or probability", sorted(map(str, grid.data_vars)), cure)
     has_classes = "probability" in grid
     panels = list(grid["probability"]) if has_classes else [grid["mean"], grid["sd"]]
     names = ["mean", "sd"]
@@ -43,7 +51,7 @@ def plot_map(grid: "Dataset", places: Any = None) -> Any:
     dims = panels[0].dims
     if len(dims) > 2:
         cure = "Select the others first, as by grid.isel(time=0)."
-        fail("plot_map", "grid", "to have one or two dimensions", dims, cure)
+        fail(where, "grid", "to have one or two dimensions", dims, cure)
     if len(dims) == 1:
         axis = pyplot.subplots(layout="constrained")[1]
         for panel, name in zip(panels[:1] if not has_classes else panels, names, strict=False):
@@ -68,10 +76,22 @@ def plot_map(grid: "Dataset", places: Any = None) -> Any:
         axis.label_outer()
         set_ticks(axis)
     if places is not None:
-        x, y = np.asarray(places, dtype=float).T
+        x, y = _pairs(where, places).T
         within = (x >= west) & (x <= east) & (y >= south) & (y <= north)
         axes[-1].plot(x[within], y[within], ".", color="white", markersize=2, alpha=0.6)
     return axes
+
+
+def _pairs(where: str, places: Any) -> np.ndarray:
+    """Places (N, 2) as an array."""
+    places = places.detach().cpu() if isinstance(places, Tensor) and not places.is_meta else places
+    try:
+        array = np.asarray(places, dtype=float)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fail(where, "places", "to hold numbers", type(places).__name__, "Pass gp.x.", TypeError, error)
+    if array.ndim != 2 or array.shape[1] != 2:
+        fail(where, "places", "of shape (N, 2)", array.shape, "Give both coordinates.")
+    return array
 
 
 def _ratio(scale: float | str) -> float:

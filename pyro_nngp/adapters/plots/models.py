@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_int, fail
+from pyro_nngp._checks import check_int, check_seed, fail
+from pyro_nngp._kinds import check_kind
 from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
 from pyro_nngp.kernels import Kernel
+from pyro_nngp.models.base import Method
 
 _TWO_SD = 2.0
 _DRAWS = 200
@@ -35,18 +37,35 @@ def plot_band(
         The axis.
 
     Raises:
+        ValueError, TypeError: unless places, means and variances are vectors of numbers of one length.
         ImportError: without matplotlib.
     """
-    ax = axis("plot_band", ax)
+    where = "plot_band"
     places, center, spread = (
-        np.asarray(torch.as_tensor(with_nan(each)).detach().cpu()) for each in (x, mean, variance)
+        _vector(where, arg, value) for arg, value in (("x", x), ("mean", mean), ("variance", variance))
     )
+    if not len(places) == len(center) == len(spread):
+        lengths = len(places), len(center), len(spread)
+        fail(where, "x, mean, variance", "of one length", lengths, "Give one mean and one variance per place.")
+    ax = axis(where, ax)
     order, spread = np.argsort(places), _TWO_SD * np.sqrt(spread)
     (line,) = ax.plot(places[order], center[order], **style)
     ax.fill_between(
         places[order], (center - spread)[order], (center + spread)[order], color=line.get_color(), alpha=0.25
     )
     return ax
+
+
+def _vector(where: str, arg: str, value: Any) -> np.ndarray:
+    """An array of shape (P,) from a tensor or what NumPy takes."""
+    value = value.detach().cpu() if isinstance(value, Tensor) and not value.is_meta else with_nan(value)
+    try:
+        array = np.asarray(value, dtype=float)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fail(where, arg, "to hold numbers", type(value).__name__, "Pass a tensor or an array.", TypeError, error)
+    if array.ndim != 1:
+        fail(where, arg, "of shape (P,)", array.shape, "Give one value per place.")
+    return array
 
 
 @torch.no_grad()
@@ -67,6 +86,7 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
         ValueError: if no part of the kernel has lengthscales of columns.
         ImportError: without matplotlib.
     """
+    check_kind("plot_relevance", "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
     parts = _parts_with_lengthscales(gp.bound().kernel)
     if not parts:
         expectation = "to have a kernel with lengthscales of columns of x"
@@ -118,10 +138,12 @@ def plot_dependence(
         ImportError: without matplotlib.
     """
     where = "plot_dependence"
+    check_kind(where, "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
+    check_seed(where, seed)
     check_int(where, "num_values", num_values, 2)
     check_int(where, "num_rows", num_rows, 1)
     names = list(gp.columns or ())
-    number = names.index(column) if column in names else column
+    number = names.index(column) if isinstance(column, str) and column in names else column
     if not isinstance(number, int) or not 0 <= number < gp.x.shape[1]:
         have = names or f"0..{gp.x.shape[1] - 1}"
         fail(where, "column", f"to be one of {have}", repr(column), "Give a column of x.")

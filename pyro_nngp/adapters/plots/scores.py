@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._kinds import check_sequence
 from pyro_nngp._matplotlib import axis
 from pyro_nngp.adapters.plots.axes import aspect, set_ticks
 from pyro_nngp.inference import CrossValidation
@@ -98,6 +99,7 @@ def plot_residuals(result: CrossValidation, columns: tuple[int, int] = (0, 1), o
     if result.mean is None or result.sd is None:
         fail(where, "result", "of values", "labels, which have no residuals", "See diagnostics for reliability.")
     number = result.x.shape[1]
+    check_sequence(where, "columns", columns, "Give two columns of x.")
     if len(columns) != 2 or not all(isinstance(column, int) and 0 <= column < number for column in columns):
         fail(where, "columns", f"to be two in 0..{number - 1}", columns, "Give two columns of x.")
     y, mean, sd = (each.detach().cpu().reshape(len(result.fold), -1) for each in (result.y, result.mean, result.sd))

@@ -8,7 +8,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_rows, fail
+from pyro_nngp._kinds import check_kind, check_sequence
 from pyro_nngp._matplotlib import axis
+from pyro_nngp.inference import FitResult
+from pyro_nngp.neighbors import NeighborTable
 
 _SMOOTHED = 20  # steps
 
@@ -24,8 +27,10 @@ def plot_fit(result: Any, ax: Any = None) -> Any:
         The axis. Its limits leave out the first tenth of the steps, whose large losses would hide the rest.
 
     Raises:
+        TypeError: for another result or axis.
         ImportError: without matplotlib.
     """
+    check_kind("plot_fit", "result", result, FitResult, "what fit returned", "Pass fit(gp).")
     ax = axis("plot_fit", ax)
     losses = result.losses.detach().cpu().double().numpy()
     steps = np.arange(1, len(losses) + 1)
@@ -60,7 +65,10 @@ def plot_neighbors(
         ValueError, TypeError: for malformed rows, or columns that x does not have.
         ImportError: without matplotlib.
     """
-    where, x = "plot_neighbors", graph.x.detach().cpu()
+    where = "plot_neighbors"
+    check_kind(where, "graph", graph, NeighborTable, "a neighbor graph", "Pass gp.graph, or a NeighborGraph.")
+    check_sequence(where, "columns", columns, "Give two columns of x.")
+    x = graph.x.detach().cpu()
     if not all(isinstance(column, int) and 0 <= column < x.shape[1] for column in columns) or len(columns) != 2:
         fail(where, "columns", f"to be two in 0..{x.shape[1] - 1}", columns, "Give two columns of x.")
     if rows is None:

@@ -16,11 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_int, check_positive, check_seed, fail
+from pyro_nngp._kinds import check_kind, check_sequence
 from pyro_nngp._matplotlib import axis
+from pyro_nngp._memory import memory_errors
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import bind, neighbor_metric
 from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models.base import Method
 from pyro_nngp.neighbors import NeighborGraph
 
 _ROWS, _PAIRS, _NEIGHBORS = 5_000, 200_000, 20
@@ -47,6 +50,7 @@ class _Pairs(NamedTuple):
 
 
 @torch.no_grad()
+@memory_errors("plot_variogram", "Lower num_lags or num_draws.")
 def plot_variogram(
     gp: Any,
     num_lags: int = 20,
@@ -84,6 +88,7 @@ def plot_variogram(
         ImportError: without matplotlib.
     """
     where = "plot_variogram"
+    check_kind(where, "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
     check_int(where, "num_lags", num_lags, 2)
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)
@@ -128,6 +133,8 @@ def _numbers(where: str, gp: Any, columns: Sequence[int | str] | None) -> list[i
     names, size = list(gp.columns or ()), gp.x.shape[1]
     if columns is None:
         return list(range(size))
+    if not isinstance(columns, str | int):
+        check_sequence(where, "columns", columns, "Give columns of x.")
     listed = [columns] if isinstance(columns, str | int) else list(columns)
     numbers = [each if isinstance(each, int) else names.index(each) if each in names else -1 for each in listed]
     if not numbers or not all(0 <= each < size for each in numbers):

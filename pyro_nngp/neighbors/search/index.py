@@ -36,6 +36,7 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
+from pyro_nngp._kinds import check_flag
 from pyro_nngp.native import search as compiled
 from pyro_nngp.neighbors.search.backends import (
     BruteForce,
@@ -107,6 +108,8 @@ def nearest_predecessors(points: Float[Tensor, "N D"], k: int, start: int = 0, *
 
 def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
     """Fraction of the exact neighbors (without -1 entries) that an approximate search returned."""
+    check_tensor("recall", "approximate", approximate)
+    check_tensor("recall", "exact", exact)
     if approximate.shape != exact.shape:
         expectation = f"of the shape of exact {tuple(exact.shape)}"
         fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
@@ -146,6 +149,7 @@ class SearchIndex:
         progress: bool = True,
     ) -> None:
         _check_places("points", points)
+        check_flag("SearchIndex", "progress", progress)
         check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
         self._tensor = points.detach()
@@ -193,6 +197,7 @@ class SearchIndex:
         """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
         size = len(self._tensor)
         check_num_neighbors("nearest_predecessors", k, sys.maxsize, "k")
+        check_int("nearest_predecessors", "start", start)
         if not 0 <= start < size:
             fail("nearest_predecessors", "start", f"in 0..{size - 1}", start, "It is the first row to answer for.")
         if self._on_device is not None:
