@@ -2,8 +2,9 @@ r"""A warning for predictions so far from data that they are the mean function.
 
 f is the mean function where all neighbors together explain less than a tenth of its variance. That is so beyond the
 data, as in forecasts, and in gaps wider than the lengthscale; a constant then stands for all that lasts or repeats. It
-is also so everywhere if f is noise, or hidden by noise: then points half as far from data as data from one another are
-no better known, and there is no warning.
+is also so everywhere if f is noise, or hidden by noise: then points about as far from data as data from one another
+(half of the distance to the fourth nearest) are no better known, and there is no warning. The fourth, since designs
+with pairs or triples of close sites know f within these alone, and not at a typical distance.
 
 Cost: O(P) for P new points, in one kernel evaluation of the diagonal; 64 predictions where a tenth of them are far.
 """
@@ -20,6 +21,7 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.means import ConstantMean
 
 _UNKNOWN, _KNOWN = 0.9, 0.5  # shares of the prior variance
+_NEIGHBOR = 4  # beyond pairs and triples
 FAR_SHARE, _TRIED = 0.1, 64  # of new points, above which there is a warning; rows tried
 
 
@@ -31,7 +33,7 @@ def share_of_far_points(bound: Bound, x_new: Float[Tensor, "P D"], variance: Flo
 
 @torch.no_grad()
 def data_are_connected(bound: Bound, graph: Any, variance_at: Callable[[Tensor], Tensor]) -> bool:
-    """Whether points half as far from data as data from one another are known, half of them to half of the variance.
+    """Whether points as far from data as data from one another are known, half of them to half of the variance.
 
     Args:
         bound: the hyperparameters.
@@ -39,7 +41,8 @@ def data_are_connected(bound: Bound, graph: Any, variance_at: Callable[[Tensor],
         variance_at: predictive variances of f at new points.
     """
     rows = torch.linspace(0, graph.num_points - 1, min(graph.num_points, _TRIED), device=graph.x.device).long()
-    places = 1.5 * graph.x[rows] - 0.5 * graph.x[graph.others(1, rows)[:, 0]]
+    near = graph.others(min(_NEIGHBOR, graph.num_points - 1), rows)[:, -1]
+    places = 1.5 * graph.x[rows] - 0.5 * graph.x[near]
     return float((variance_at(places) / bound.covariance.diag(places)).median()) < _KNOWN
 
 

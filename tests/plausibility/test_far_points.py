@@ -71,3 +71,11 @@ def test_a_few_far_points_do_not_warn():
 def test_f_that_is_known_nowhere_does_not_warn(hidden):
     x, y = series()
     trained(Vecchia, x[:72], y[:72], **hidden)(x[72:])
+
+
+def test_triples_of_sites_that_know_each_other_alone_do_not_warn():
+    """A nested design: all other places are as unknown as the held-out ones, which lie no farther than others."""
+    centers = torch.rand(40, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (10 * centers + torch.tensor([[0.0, 0.0], [0.05, 0.0], [0.0, 0.05]])).reshape(-1, 2)
+    gp = Vecchia(x[:90], torch.sin(x[:90, 0]), Matern32(2, 1.0, 0.2), Gaussian(0.01), num_neighbors=8)
+    gp(x[90:])
