@@ -32,6 +32,22 @@ def test_heavy_tails_under_gaussian_noise_are_reported(method):
         check_tails(build(method, HEAVY))
 
 
+@pytest.mark.parametrize(("method", "cure"), [(LOO, "Take Vecchia"), (Vecchia, "Keep noise")])
+def test_a_model_without_noise_that_is_wrong_at_some_rows_is_reported(method, cure):
+    """A smooth function with errors of .2 in three rows; the bound is 1e-4 of the variance of y."""
+    smooth = torch.sin(6 * X[:, 0])
+    wrong = smooth.clone()
+    wrong[[10, 70, 130]] += 0.2
+
+    def exact(y):
+        return method(X, y, Matern32(2, 1.0, 0.5), Gaussian(1e-9), num_neighbors=12)
+
+    check_tails(exact(smooth))
+    least = f"{1e-4 * float(wrong.var()):.2g}"
+    with pytest.warns(UserWarning, match=rf"errors of the size .* wrong at some\. {cure}.*greater_than\({least}"):
+        check_tails(exact(wrong))
+
+
 def test_few_rows_several_outputs_and_other_likelihoods_are_not_judged():
     check_tails(Vecchia(X[:90], HEAVY[:90], Matern32(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=6))
     check_tails(Vecchia(X, HEAVY, Matern32(2, 1.0, 0.05), Gaussian(0.1), num_neighbors=6))  # little of it is noise
