@@ -61,7 +61,7 @@ def without_copies(x, y):
 
 NAMES = {  # words of a warning: its name in the table
     "look like degrees": "degrees",
-    "look like meters": "meters",
+    "share a lengthscale with": "units",
     "exact copies": "exact copies",
     "near copies": "near copies",
     "correlated with the nearest": "no correlation",
@@ -73,6 +73,7 @@ NAMES = {  # words of a warning: its name in the table
     "standard deviations away from all others": "codes",
     "lie so far": "far points",
     "tails of a normal": "heavy tails",
+    "wrong at some": "vanished noise",
     "loss to stop falling": "not converged",
     "same in all rows": "constant",
 }

@@ -1,8 +1,9 @@
-r"""A warning for places in degrees or meters that the kernel cannot take as they are.
+r"""A warning for places in degrees, or columns of different units, that the kernel cannot take as they are.
 
 A degree of longitude is :math:`\cos\phi` times as long as one of latitude. One lengthscale for each column absorbs that
 where latitudes :math:`\phi` are much the same, but not over a continent, nor across the date line; a lengthscale that
-both columns share never does. Meters of a projection beside another unit, such as hours, need separate lengthscales.
+both columns share never does. Columns of different units, such as kilometers and seconds, need separate lengthscales:
+one with a hundredth of the spread of another counts for nothing in distances.
 
 Cost: O(min(N, 4096) D).
 """
@@ -26,7 +27,7 @@ _QUARTILES = 45.0  # degrees between quartiles of longitudes around the globe; 1
 
 
 def warn_of_units(where: str, x: Float[Tensor, "N D"], names: tuple[str, ...] | None, kernel: Any) -> None:
-    """Warn of columns of longitude and latitude, or meters of a projection, that do not suit the kernel.
+    """Warn of columns of longitude and latitude, or of several units, that do not suit the kernel.
 
     Args:
         where: name of the caller.
@@ -45,14 +46,15 @@ def warn_of_units(where: str, x: Float[Tensor, "N D"], names: tuple[str, ...] | 
             f"by three columns of kilometers in space, pyro_nngp.data.lon_lat(x[:, [{a}, {b}]]), and leave the kernel "
             "unset, or give it three columns for two."
         )
-    meters = _meters(sample)
+    spread = sample.std(0, correction=0)
     for part in shared:
-        others = [] if meters is None or not part.issuperset(meters) else _of_other_units(sample, meters, part)
-        if others:
+        small = {i for i in part if 0 < spread[i] * _OTHER_UNIT < spread[list(part)].max()}
+        if small:
             warn(
-                f"{where}: columns {list(meters or ())} of x look like meters of a projection, and share a lengthscale "
-                f"with columns {others}, whose spread is less than a hundredth of theirs. Give each unit a kernel of "
-                "its own by active_dims, and multiply them, or leave isotropic=True out."
+                f"{where}: columns {sorted(small)} of x share a lengthscale with columns {sorted(part - small)}, but "
+                f"have less than a hundredth of the largest spread: distances of {type(kernel).__name__} all but leave "
+                "them out. Unless all have one unit, give each unit a kernel of its own by active_dims, and multiply "
+                "them, or give each column its own lengthscale, as without isotropic=True."
             )
 
 
@@ -120,23 +122,6 @@ def _degrees(x: Tensor) -> tuple[int, int] | None:
             if (around and other > 30) or (part and one_sign):
                 return a, b
     return None
-
-
-def _meters(x: Tensor) -> tuple[int, int] | None:
-    """Adjacent columns with the ranges of easting and northing of a projection such as UTM."""
-    low, high = x.amin(0), x.amax(0)
-    for a in range(x.shape[1] - 1):
-        span, other = high[a] - low[a], high[a + 1] - low[a + 1]
-        in_zone = low[a] >= 1e5 and high[a] < 1e6 and low[a + 1] >= 0 and 1e5 < high[a + 1] <= 1e7
-        if in_zone and min(span, other) > 1e3 and max(span, other) < 50 * min(span, other):
-            return a, a + 1
-    return None
-
-
-def _of_other_units(x: Tensor, meters: tuple[int, int], part: set[int]) -> list[int]:
-    spread = x.std(0)
-    least = spread[list(meters)].min()
-    return [i for i in sorted(part - set(meters)) if 0 < spread[i] * _OTHER_UNIT < least]
 
 
 def _sharing(kernel: Any, dim: int) -> list[set[int]]:
