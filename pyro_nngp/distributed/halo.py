@@ -104,7 +104,7 @@ class Near:
         return self.complete(own)[..., self._first(own)]
 
     def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
-        """Sums over the places, of all processes, whose nearest point is an local one."""
+        """Sums over the places, of all processes, whose nearest point is a local one."""
         own = self.points.num_own
         here = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
         return here[..., :own] + self._halo.give_back(here[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)
