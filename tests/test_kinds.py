@@ -8,6 +8,7 @@ from pyro_nngp import distributions as dist
 from pyro_nngp._kinds import broadcast, check_flag, check_kind, check_sequence, draws_shape
 from pyro_nngp.adapters import plots
 from pyro_nngp.adapters.maps import predict_grid
+from pyro_nngp.adapters.sklearn import NNGPRegressor
 from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
 from pyro_nngp.data import Standardizer
 from pyro_nngp.hyperparameters import HyperparameterGuide, lognormal_priors
@@ -160,3 +161,20 @@ def test_custom_classes_of_a_file_are_listed(tmp_path, custom, message):
     build("Vecchia").save(tmp_path / "model.pt")
     with pytest.raises(TypeError, match=f"load: expected custom {message}"):
         load(tmp_path / "model.pt", custom=custom)
+
+
+@pytest.mark.parametrize("options", ["method_options", "fit_options"])
+def test_options_of_estimators_are_dictionaries(options):
+    x, y = X.numpy(), X.sum(1).numpy()
+    with pytest.raises(TypeError, match=f"NNGPRegressor: expected {options} to be a dictionary, got list"):
+        NNGPRegressor(num_neighbors=3, **{options: ["a"]}).fit(x, y)
+
+
+def test_predictions_of_estimators_name_their_arguments():
+    regressor = NNGPRegressor(num_neighbors=3, fit_options={"num_steps": 1}).fit(X.numpy(), X.sum(1).numpy())
+    with pytest.raises(TypeError, match="NNGPRegressor.predict: expected return_std to be True or False, got str"):
+        regressor.predict(X.numpy(), return_std="yes")
+    with pytest.raises(TypeError, match="NNGPRegressor.predict_interval: expected coverage to be a number"):
+        regressor.predict_interval(X.numpy(), coverage="wide")
+    with pytest.raises(TypeError, match="Vecchia.joint: expected fantasies to be Fantasies, got int"):
+        regressor.gp_.joint(X, fantasies=3)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp._indexing import repeats
+from pyro_nngp._kinds import check_kind
 from pyro_nngp.bound import Bound
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
@@ -117,6 +118,10 @@ def joint_moments(
         fail(where, "x_new", "of shape (..., q, D)", tuple(x_new.shape), "Use x_new[None] for a single point.")
     flat = x_new.reshape(-1, x_new.shape[-1])
     method._check_new("joint", flat)
+    if fantasies is not None:
+        check_kind(
+            f"{type(method).__name__}.joint", "fantasies", fantasies, Fantasies, "Fantasies", "Pass Fantasies(x, y)."
+        )
     posterior, _, k = posterior_near(method, flat, num_neighbors, None)
     bound: Bound = posterior.bound
     near = posterior.neighbors(flat.detach(), k)

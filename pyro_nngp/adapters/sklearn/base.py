@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_nngp._checks import check_choice, check_device, fail
+from pyro_nngp._kinds import check_kind
 from pyro_nngp._masks import with_nan
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -58,6 +59,9 @@ class NearestNeighborEstimator(BaseEstimator):
         if name is None:
             name = "vecchia" if likelihood is None or isinstance(likelihood, Gaussian) else "vnngp"
         check_choice(type(self).__name__, "method", name, _METHODS)
+        if self.method_options is not None:
+            where, cure = type(self).__name__, 'Write {"ordering": "maximin"}.'
+            check_kind(where, "method_options", self.method_options, Mapping, "a dictionary", cure)
         options = dict(self.method_options or {})
         if name == "svgp":
             options = {"inducing": min(500, len(x))} | options
@@ -89,6 +93,9 @@ class NearestNeighborEstimator(BaseEstimator):
 
     def _train(self, seed: int) -> None:
         """Train until convergence."""
+        if self.fit_options is not None:
+            where, cure = type(self).__name__, 'Write {"num_steps": 500}.'
+            check_kind(where, "fit_options", self.fit_options, Mapping, "a dictionary", cure)
         self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
 
     def _column(self) -> int | None:

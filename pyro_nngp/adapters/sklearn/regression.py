@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_number, fail
+from pyro_nngp._kinds import check_flag
 from pyro_nngp._masks import with_nan
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
@@ -66,6 +67,7 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> NDArray | tuple[NDArray, NDArray]:
         """Predictive mean of y at X, (P,) or (P, T); with `return_std` also its standard deviation, noise included."""
+        check_flag(f"{type(self).__name__}.predict", "return_std", return_std)
         predictive = self._predictive(X)
         mean = predictive.mean.movedim(-1, 0).cpu().numpy()
         return (mean, predictive.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
@@ -87,8 +89,9 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
         Raises:
             ValueError: unless `coverage` is in (0, 1).
         """
+        where = f"{type(self).__name__}.predict_interval"
+        check_number(where, "coverage", coverage)
         if not 0 < coverage < 1:
-            where = f"{type(self).__name__}.predict_interval"
             fail(where, "coverage", "in (0, 1)", coverage, "Pass a probability such as 0.95.")
         return self._quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
 
