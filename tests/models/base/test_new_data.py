@@ -156,6 +156,22 @@ def test_a_failure_leaves_the_method_as_it_was(name, monkeypatch):
     assert len(fit(gp, 1, progress=False).losses) == 1
 
 
+def test_an_interruption_restores_values_that_were_changed_in_place(monkeypatch):
+    gp, (x, y) = solved("VNNGP"), new_rows()
+    state = {key: value.clone() for key, value in gp.state_dict().items()}
+
+    def interrupted(*_, **__):
+        with torch.no_grad():
+            for parameter in gp.parameters():
+                parameter.add_(1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyro_nngp.neighbors.table.random_ordering", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gp.extend(x, y)
+    assert all(torch.equal(value, state[key]) for key, value in gp.state_dict().items())
+
+
 @UNTRAINED
 @pytest.mark.parametrize("name", EVERY)
 def test_every_method_grows(name, tmp_path):
