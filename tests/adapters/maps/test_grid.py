@@ -1,5 +1,10 @@
 """Maps hold what ``predict`` gives at each cell, whatever the tiles."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
@@ -151,3 +156,30 @@ def test_one_level_may_be_a_number(gp, axes):
 def test_malformed_arguments_are_refused(gp, axes, change, error, message):
     with pytest.raises(error, match=message):
         predict_grid(gp, axes, **change)
+
+
+LIMITED = """
+import resource
+from pathlib import Path
+import numpy as np
+from pyro_nngp import predict_grid
+from tests.builders import build
+
+def mapped(size):
+    axis = np.linspace(0, 1, size)
+    return predict_grid(build("Vecchia"), {"a": axis, "b": axis}, columns=["a", "b"], progress=False)
+
+mapped(5)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))
+mapped(20_000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_map_beyond_the_limit_of_memory_names_path():
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    message = r"MemoryError: predict_grid: expected the computation to fit .*, got 1.49 GiB in one piece. Give path="
+    assert re.search(message, ran.stderr), ran.stderr
