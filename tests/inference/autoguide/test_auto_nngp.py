@@ -380,16 +380,15 @@ def scaled_by_a_process():
 
 def test_dependence_is_read_where_no_entry_vanishes():
     guide = AutoNNGP(scaled_by_a_process)
-    guide()
-    reads = torch.arange(N)
-    assert torch.equal(guide._blocks.entries["log_scale"], torch.cat([reads, torch.full((N,), -1)])[None])
-    assert torch.equal(guide._blocks.entries["f"], torch.cat([reads, reads])[None])
-    (product, _), f = guide.conditional_at(torch.zeros(0)).marginals(), guide.median()["f"]
-    slope, at = guide.median()["log_scale"].exp(), guide.conditional_at(torch.zeros(0))
-    torch.testing.assert_close(product.mean[:, 0], f * slope, rtol=0, atol=0.05)
-    rows = at.precision.sparse_covariances([3])[0]
-    assert rows.shape == (N, 2, 2)  # what reads one process alone is linked to no value of the other
-    torch.testing.assert_close(rows[:, 0, 0], rows[:, 0, 1])
+    median = guide.median()
+    q = guide.conditional_at(torch.zeros(0))
+    product, _ = q.marginals()
+    torch.testing.assert_close(product.mean[:, 0], median["f"] * median["log_scale"].exp(), rtol=0, atol=0.05)
+    of_product, beside = q.precision.sparse_covariances([2, 3])
+    for i, name in enumerate(("f", "log_scale")):
+        torch.testing.assert_close(of_product[:, i, i], q.prior_covariance(name)[:, 0, 0])
+    # what reads one process alone is linked to no value of the other
+    torch.testing.assert_close(beside, q.prior_covariance("f")[:, :1, :1].expand(N, 2, 2))
 
 
 def test_a_likelihood_that_no_gaussian_fits_is_reported():
