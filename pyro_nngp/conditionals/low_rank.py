@@ -15,18 +15,26 @@ M inducing points.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.autograd.function import once_differentiable
 
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
+from pyro_nngp.conditionals.stationary_kernel import gradients_of
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.kernels.base import Whole, bind_double
 from pyro_nngp.linalg import cholesky, half_solve
-from pyro_nngp.linalg.neighbor_products import gram_of_neighbors
+from pyro_nngp.linalg.neighbor_products import feature_gradients, gram_of_neighbors, gram_with_neighbors
+from pyro_nngp.native import conditional as compiled
+from pyro_nngp.native.conditional import Problem, Wanted
+
+GRAM_BYTES = 2**28
+"""Of Gram matrices of features that are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +120,96 @@ def residual_conditional(
         noise: variance added at each neighbor, (B, K), or None.
         jitter: nugget, relative to the variance of the process.
     """
+    size = max(1, GRAM_BYTES // ((near.shape[1] + 1) ** 2 * x.element_size()))
+    if len(x) > size:
+        starts = range(0, len(x), size)
+        parts = [slice(start, start + size) for start in starts]
+        each = [
+            residual_conditional(whole, x[p], points, near[p], None if noise is None else noise[p], jitter)
+            for p in parts
+        ]
+        weights, variances = zip(*each, strict=True)
+        return torch.cat(weights), torch.cat(variances)
     kernel, dim = whole
-    explained = gram_of_neighbors(x[:, dim:], points[:, dim:], near)
-    x, points = x[:, :dim], points[:, :dim]
+    features, x, points = (x[:, dim:], points[:, dim:]), x[:, :dim], points[:, :dim]
+    if kernel.radial is None or kernel.batch_shape:
+        return _general(kernel, x, points, near, noise, jitter, features)
+    radial = kernel.radial
+    columns, candidates = radial.columns(x), radial.columns(points)
+    scale = radial.lengthscale.to(x.dtype).expand(columns.shape[1])
+    rest = near, radial.profile, jitter, radial.smoothness
+    problem = Problem(columns, candidates, scale, radial.variance.to(x.dtype), noise, *rest)
+    if not compiled.supported(problem) or is_batchedtensor(x):
+        return _general(kernel, x, points, near, noise, jitter, features)
+    w, var, failed = _Compiled.apply(*problem, *features)
+    if not failed.any():
+        return w, var
+    rows = failed.nonzero()[:, 0]
+    noise = None if noise is None else noise[rows]
+    again = _general(kernel, x[rows], points, near[rows], noise, jitter, (features[0][rows], features[1]))
+    return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
+
+
+def _general(
+    kernel: Covariance,
+    x: Tensor,
+    points: Tensor,
+    near: Tensor,
+    noise: Tensor | None,
+    jitter: float,
+    features: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The conditionals by the code for general kernels."""
     nugget = values_at(jitter * kernel.diag(points), near)
     noise = nugget if noise is None else noise + nugget
-    w, var = block_conditional(kernel, x, points, near, noise, 0.0, explained)
+    w, var = block_conditional(kernel, x, points, near, noise, 0.0, gram_of_neighbors(*features, near))
     return w, var + jitter * kernel.diag(x)
+
+
+class _Compiled(torch.autograd.Function):
+    r"""(\*problem, features of the points, features of the neighbors) -> (w, v, failed), by compiled code.
+
+    The gradient of the covariance C of the neighbors is :math:`(c w^\top + w c^\top) / 2`, :math:`c = \bar v w - (C +
+    \mathrm{diag}\, \delta)^{-1} \bar w`, so that those of the features cost O(K M) for each point.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *given, own, table = arguments
+        problem = Problem(*given)
+        explained = gram_with_neighbors(own, table, problem.neighbors)
+        x, points, scale, variance, noise, _, _, _, smoothness, of_own, of_table = ctx.needs_input_grad
+        ctx.needs, of_features = (x, points, scale, variance, noise, smoothness), of_own or of_table
+        ctx.wanted = Wanted(scale or variance or smoothness, noise, x or points, smoothness)
+        recording = any(ctx.needs) or of_features
+        w, var, failed, kept = compiled.forward(problem, ctx.wanted if recording else None, explained=explained)
+        ctx.rest = problem.profile, problem.jitter
+        ctx.save_for_backward(*problem[:6], problem.smoothness, own, table, *kept)
+        ctx.mark_non_differentiable(failed)
+        return w, var, failed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, _: Any) -> tuple[Any, ...]:
+        *tensors, smoothness, own, table = ctx.saved_tensors[:9]
+        kept = ctx.saved_tensors[9:]
+        problem = Problem(*tensors, *ctx.rest)._replace(smoothness=smoothness)
+        failed, w, var = kept[:3]
+        explained = gram_with_neighbors(own, table, problem.neighbors)  # again, rather than kept: B K^2 numbers
+        raw = compiled.backward(
+            problem, kept, grad_w.contiguous(), grad_var.contiguous(), ctx.wanted, explained=explained
+        )
+        *grads, of_smoothness = gradients_of(problem, ctx.needs, raw)
+        bar = grad_var.masked_fill(failed | (var <= problem.jitter * problem.variance), 0.0)
+        change = cast(Tensor, raw.left) - bar[:, None] * w
+        return (
+            *grads,
+            None,
+            None,
+            None,
+            of_smoothness,
+            *feature_gradients(problem.neighbors, own, table, w, change, bar),
+        )
 
 
 __all__ = ["LowRank", "residual_conditional", "residual_covariance"]

@@ -177,7 +177,7 @@ class _Fused(torch.autograd.Function):
             each = iter(_Gradient.apply(ctx.engine, needs, grad_w, grad_var, *problem))
             grads = tuple(next(each) if need else None for need in needs)
         else:
-            grads = _gradients(problem, needs, ctx.engine.backward(problem, kept, grad_w, grad_var, _wanted(needs)))
+            grads = gradients_of(problem, needs, ctx.engine.backward(problem, kept, grad_w, grad_var, _wanted(needs)))
         return None, None, *grads[:5], None, None, None, grads[5]
 
 
@@ -194,7 +194,7 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         problem, wanted = Problem(*arguments), _wanted(needs)
         kept = engine.forward(problem, wanted)[3]
-        grads = _gradients(problem, needs, engine.backward(problem, kept, grad_w, grad_var, wanted))
+        grads = gradients_of(problem, needs, engine.backward(problem, kept, grad_w, grad_var, wanted))
         return tuple(grad for grad in grads if grad is not None)
 
     @staticmethod
@@ -234,7 +234,7 @@ def _wanted(needs: tuple[bool, ...]) -> Wanted:
     return Wanted(lengthscale or variance or smoothness, noise, x or points, smoothness)
 
 
-def _gradients(problem: Problem, needs: tuple[bool, ...], raw: Gradients) -> tuple[Tensor | None, ...]:
+def gradients_of(problem: Problem, needs: tuple[bool, ...], raw: Gradients) -> tuple[Tensor | None, ...]:
     """Gradients of x, points, lengthscale, variance, noise and smoothness where they are needed."""
     points = scale = variance = None
     x, z, noise = raw.x if needs[0] else None, raw.z, raw.noise

@@ -31,6 +31,50 @@ def gram_of_neighbors(
     return _Gram.apply(own, table, near)
 
 
+def gram_with_neighbors(
+    own: Float[Tensor, "B M"], table: Float[Tensor, "N M"], near: Int[Tensor, "B K"]
+) -> Float[Tensor, "B K+1 K+1"]:
+    """Inner products among the rows at the neighbors and, last, the point's own; without gradients."""
+    b, k = near.shape
+    gram = own.new_empty(b, k + 1, k + 1)
+    for part in _parts(near, table):
+        rows = torch.cat([_gathered(table, near[part]), own[part, None]], 1)
+        torch.bmm(rows, rows.mT, out=gram[part])
+    return gram
+
+
+def feature_gradients(
+    near: Int[Tensor, "B K"],
+    own: Float[Tensor, "B M"],
+    table: Float[Tensor, "N M"],
+    w: Float[Tensor, "B K"],
+    change: Float[Tensor, "B K"],
+    bar: Float[Tensor, " B"],
+) -> tuple[Float[Tensor, "B M"], Float[Tensor, "N M"]]:
+    r"""Gradients of the rows from those of conditionals whose covariances have the Gram matrices subtracted.
+
+    With rows F at the neighbors, :math:`\varphi` of the point, :math:`s = F^\top w` and :math:`t = F^\top c`, they are
+    :math:`c (\varphi - s)^\top + w (\bar v \varphi - t)^\top` and :math:`t + \bar v s - 2 \bar v \varphi`.
+
+    Args:
+        near: neighbors, -1 padded.
+        own: rows of the points.
+        table: rows of those that may be neighbors.
+        w: weights of the conditionals.
+        change: c, such that :math:`(c w^\top + w c^\top) / 2` is the gradient of the covariance of the neighbors.
+        bar: gradients of the variances.
+    """
+    in_own, in_table = torch.empty_like(own), torch.zeros_like(table)
+    for part in _parts(near, table):
+        rows, point, each = _gathered(table, near[part]), own[part], bar[part, None]
+        both = torch.stack([change[part], w[part]], 1)  # (b, 2, K)
+        sums = both @ rows  # t and s
+        in_own[part] = sums[:, 0] + each * (sums[:, 1] - 2 * point)
+        in_rows = torch.stack([point - sums[:, 1], each * point - sums[:, 0]], 1)
+        _scatter(in_table, near[part], both.mT @ in_rows)
+    return in_own, in_table
+
+
 def combined(w: Float[Tensor, "B K"], table: Float[Tensor, "N M"], near: Int[Tensor, "B K"]) -> Float[Tensor, "B M"]:
     """Sums of the rows at the neighbors with weights; -1 pads neighbors, whatever their weights."""
     return _Combined.apply(w, table, near)
@@ -102,4 +146,4 @@ def _scatter(total: Tensor, near: Tensor, values: Tensor) -> None:
     total.index_add_(0, near.clamp(min=0).flatten(), values.flatten(0, 1))
 
 
-__all__ = ["combined", "gram_of_neighbors"]
+__all__ = ["combined", "feature_gradients", "gram_of_neighbors", "gram_with_neighbors"]

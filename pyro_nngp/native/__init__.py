@@ -16,7 +16,7 @@ from pathlib import Path
 from pyro_nngp._checks import fail, warn
 from pyro_nngp.native.structures import AdamStep, Arguments, PolyaGammaDraws, Queries, Triangle
 
-FILE = "libnative.so.10"  # the number rises when the interface changes
+FILE = "libnative.so.11"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 FUNCTIONS = {
     "nn_levels": (),

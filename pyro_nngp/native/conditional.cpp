@@ -46,6 +46,8 @@ struct Arguments {
     const void *variance;        // (S,)
     const void *table;           // (S, 2, cells, C): correlations and their derivatives by the smoothness, or null
     const void *noise;           // (S, B, K) or (B, K), or null
+    const void *explained;       // (B, K + 1, K + 1) of one set, or null: covariances of neighbors and, last, target to
+                                 // subtract; without tangents
     uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (S, B, K), (S, B): written by the forward pass, read by the backward pass
@@ -54,6 +56,7 @@ struct Arguments {
                                  // forward, read backward
     const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
     void *grad_noise;            // (S, B, K) or null
+    void *left;                  // (B, K) or null: 2 grad_v w - (K_nn + diag(noise))^-1 grad_w, minus the gradient of k_n
     void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
     double *sums;                // (S, blocks, P + 1) or null: gradients of log scale, smoothness and log variance
 };
@@ -318,6 +321,14 @@ template <class T, int BYTES, int R> struct Block {
 
     INLINE int64_t point(const int lane) const { return first + (lane < live ? lane : live - 1); }
 
+    // The covariance to subtract between two neighbors, or a neighbor and the target, number K.
+    INLINE V subtracted(const int64_t i, const int64_t j) const {
+        V value = {};
+        for (int l = 0; i <= K && j <= K && l < W; ++l)
+            value[l] = as<T>(arg.explained)[(point(l) * (K + 1) + i) * (K + 1) + j];
+        return value;
+    }
+
     // Coordinates relative to the target, and which neighbors there are.
     INLINE void gather() {
         const T *x = as<T>(arg.x), *points = arg.num_points ? as<T>(arg.points) : x;
@@ -362,6 +373,7 @@ template <class T, int BYTES, int R> struct Block {
         for (int l = 0; noise && l < W; ++l)
             for (int64_t k = 0; k < K; ++k)
                 if (mask[k][l] != 0) diagonal[k][l] += noise[point(l) * K + k];
+        for (int64_t k = 0; arg.explained && k < K; ++k) diagonal[k] -= subtracted(k, k) * mask[k];
     }
 
     // Squared distances of the tile of rows i.. and columns j..
@@ -434,6 +446,10 @@ template <class T, int BYTES, int R> struct Block {
                     } else {
                         function.template evaluate<R * R, true, false, false>(q, q, q);
                     }
+                    if (arg.explained)
+                        for (int a = 0; a < R; ++a)
+                            for (int b = 0; b < R && i + a < K && j + b < K; ++b)
+                                q[a * R + b] -= subtracted(i + a, j + b);
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
                     for (int a = 0; a < R; ++a)
@@ -564,6 +580,7 @@ template <class T, int BYTES, int R> struct Block {
             function.template evaluate<1, true, SLOPES, NU>(&q, &slope, &nu_slope);
             if (SLOPES) slopes[offset(rows) + k] = slope;
             if (NU) nu_slopes[offset(rows) + k] = nu_slope;
+            if (arg.explained && k < K) q -= subtracted(k, K);
             solved[0][k] = q * mask[k];
         }
     }
@@ -572,6 +589,7 @@ template <class T, int BYTES, int R> struct Block {
     INLINE V explained() const {
         V sum = {};
         for (int64_t k = 0; k < rows; ++k) sum += solved[0][k] * solved[0][k];
+        if (arg.explained) sum += subtracted(K, K);
         return variance * (1 + T(arg.jitter)) - sum;
     }
 
@@ -702,7 +720,18 @@ template <class T, int BYTES, int R> struct Block {
             if (arg.grad_noise && k < K)
                 for (int l = 0; l < live; ++l) static_cast<T *>(arg.grad_noise)[(base + l) * K + k] = of_noise[l];
         }
+        if (arg.left)
+            for (int l = 0; l < live; ++l)
+                for (int64_t k = 0; k < K; ++k) static_cast<T *>(arg.left)[(base + l) * K + k] = left[k][l];
         if (!arg.sums && !arg.grad_z) return;
+        if (arg.explained) {
+            of_variance += bar * subtracted(K, K);
+            for (int64_t i = 0; i < K; ++i) {
+                V sum = -left[i] * subtracted(i, K);
+                for (int64_t j = 0; j < i; ++j) sum += (left[i] * w[j] - w[i] * a[j]) * subtracted(i, j);
+                of_variance += sum * mask[i];
+            }
+        }
         for (int64_t d = 0; d < P; ++d) total[d] = V{};
         total[P] = of_variance;
         if (arg.by_nu)

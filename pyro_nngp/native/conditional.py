@@ -75,6 +75,7 @@ class Gradients(NamedTuple):
     x: Tensor | None  # (B, D)
     z: Tensor | None  # (B, K, D), of each neighbor of each target
     smoothness: Tensor | None = None  # ()
+    left: Tensor | None = None  # (B, K), minus that of k_n, where the problem has covariances to subtract
 
 
 class Wanted(NamedTuple):
@@ -103,7 +104,7 @@ def supported(problem: Problem) -> bool:
 
 @operation
 def forward(
-    problem: Problem, wanted: Wanted | None = None, level: int | None = None
+    problem: Problem, wanted: Wanted | None = None, level: int | None = None, explained: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and tensors for `backward`.
 
@@ -113,6 +114,7 @@ def forward(
         problem: points, neighbors and hyperparameters.
         wanted: gradients that the backward pass may be asked for; None if there will be none.
         level: an instruction set below ``library().nn_levels()``; None is the widest.
+        explained: covariances to subtract, of the neighbors and, last, the target, (B, K + 1, K + 1); for one set.
     """
     b, k, d, _ = _sizes(problem)
     lead = (*problem.sets, b)
@@ -120,16 +122,16 @@ def forward(
     by_smoothness = wanted is not None and wanted.smoothness
     p = d + by_smoothness
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
-    few = wanted is not None and not wanted.inputs and problem.noise is None
+    few = wanted is not None and not wanted.inputs and problem.noise is explained is None
     if few and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
         tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
         kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
-        _run(problem, level, by_smoothness, failed=failed, w=w, v=var, **kept)
+        _run(problem, level, by_smoothness, None, failed=failed, w=w, v=var, **kept)
         return w, var, failed, (failed, w, var, *tangents)
     size = _factors_size(problem, best_level(level))
     keeps = wanted is not None and size <= KEPT_BYTES
     factors = memory.reused(size) if keeps else None
-    _run(problem, level, False, failed=failed, factors=factors, w=w, v=var)
+    _run(problem, level, False, explained, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed, w, var) if factors is None else (failed, w, var, factors)
 
 
@@ -141,8 +143,9 @@ def backward(
     grad_var: Tensor,
     wanted: Wanted,
     level: int | None = None,
+    explained: Tensor | None = None,
 ) -> Gradients:
-    """The wanted gradients; targets that failed contribute 0."""
+    """The wanted gradients; targets that failed contribute 0. `explained` as in :func:`forward`."""
     (b, k, d, _), new = _sizes(problem), problem.x.new_empty
     level = best_level(level)
     width = loaded().nn_conditional_width(level, _is_double(problem))
@@ -151,6 +154,7 @@ def backward(
     smoothness = smoothness and kernel
     sums = torch.empty(*sets, -(-b // width), d + smoothness + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
+    left = None if explained is None else new(b, k)
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
     (failed, w, var), more = kept[:3], kept[3:]
     serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == d + smoothness
@@ -159,6 +163,7 @@ def backward(
         problem,
         level,
         smoothness,
+        explained,
         failed=failed,
         factors=more[0] if len(more) == 1 else None,
         w=w,
@@ -168,14 +173,16 @@ def backward(
         grad_w=grad_w,
         grad_v=grad_var,
         grad_noise=grad_noise,
+        left=left,
         grad_x=grad_x,
         grad_z=grad_z,
         sums=sums,
     )
     if sums is None:
-        return Gradients(None, None, grad_noise, grad_x, grad_z)
+        return Gradients(None, None, grad_noise, grad_x, grad_z, left=left)
     total = sums.sum(-2).to(problem.x.dtype)
-    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, total[..., d] if smoothness else None)
+    of_smoothness = total[..., d] if smoothness else None
+    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, of_smoothness, left)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -200,7 +207,9 @@ def _factors_size(problem: Problem, level: int) -> int:
     return problem.num_sets * loaded().nn_conditional_factors(b, k, level, _is_double(problem))
 
 
-def _run(problem: Problem, level: int | None, by_smoothness: bool, **buffers: Tensor | None) -> None:
+def _run(
+    problem: Problem, level: int | None, by_smoothness: bool, explained: Tensor | None, **buffers: Tensor | None
+) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
     sets, work = problem.sets, problem.num_sets * b * k * k * (k + 20 * d + 50)
@@ -216,6 +225,7 @@ def _run(problem: Problem, level: int | None, by_smoothness: bool, **buffers: Te
         "variance": (sets, dtype),
         "table": ((*sets, *table_layout(dtype).shape), dtype),
         "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
+        "explained": ((b, k + 1, k + 1), dtype),
         "failed": ((*sets, b), torch.bool),
         "factors": ((_factors_size(problem, level),), torch.uint8),
         "w": ((*sets, b, k), dtype),
@@ -225,6 +235,7 @@ def _run(problem: Problem, level: int | None, by_smoothness: bool, **buffers: Te
         "grad_w": ((*sets, b, k), dtype),
         "grad_v": ((*sets, b), dtype),
         "grad_noise": ((*sets, b, k), dtype),
+        "left": ((b, k), dtype),
         "grad_x": ((*sets, b, d), dtype),
         "grad_z": ((*sets, b, k, d), dtype),
         "sums": ((*sets, blocks, p + 1), torch.float64),
@@ -237,6 +248,7 @@ def _run(problem: Problem, level: int | None, by_smoothness: bool, **buffers: Te
         "variance": problem.variance,
         "table": table,
         "noise": problem.noise,
+        "explained": explained,
         "grad_w": buffers.pop("grad_w", None),
         "grad_v": buffers.pop("grad_v", None),
     }

@@ -15,9 +15,10 @@ class Arguments(ctypes.Structure):
         *((name, _INTEGER) for name in ("num_sets", "num_targets", "num_neighbors", "num_dims", "num_points")),
         *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads", "by_nu")),
         ("jitter", _REAL),
-        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "table", "noise", "failed")),
+        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "table", "noise")),
+        *((name, _POINTER) for name in ("explained", "failed")),
         *((name, _POINTER) for name in ("factors", "w", "v", "tangent_w", "tangent_v")),
-        *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
+        *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "left", "grad_x", "grad_z", "sums")),
     ]
 
 
