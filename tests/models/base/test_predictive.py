@@ -5,7 +5,7 @@ import copy
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import AUGMENTED
+from builders import AUGMENTED, scalar, uniform
 from oracles.dense import dense_covariance
 from pyro.infer import MCMC, NUTS, Predictive
 from pyro.nn import PyroSample
@@ -19,6 +19,7 @@ from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.models.base import Method, Posterior
+from pyro_nngp.models.base.joint import joint_posterior
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import MeanField
 
@@ -471,3 +472,14 @@ def test_entries_out_of_memory_name_the_argument_that_lowers_it():
         where, arg = name.split(".*")
         with pytest.raises(MemoryError, match=rf"^{where}: expected .* memory that is left, got 4.19e\+06 GiB.*{arg}"):
             call()
+
+
+def test_joint_covariances_have_the_nugget_at_old_and_new_points():
+    kernel, x = Matern32(2, scalar(1.3), scalar(0.4)), uniform(9, seed=4)
+    noise, real = torch.full((6,), 0.1, dtype=F64), torch.ones(6, dtype=torch.bool)
+    weights, cov = joint_posterior(kernel.bind(), x[:3], x[3:], noise, real, 0.3)
+    dense = (kernel(x) + 0.3 * 1.3 * torch.eye(9, dtype=F64)).detach()
+    old = dense[3:, 3:] + torch.diag(noise)
+    expected = torch.cholesky_solve(dense[3:, :3], torch.linalg.cholesky(old)).mT
+    torch.testing.assert_close(weights.detach(), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(cov.detach(), dense[:3, :3] - expected @ dense[3:, :3], rtol=1e-9, atol=1e-9)
