@@ -20,6 +20,7 @@ Usage: python benchmarks/accuracy/mixed_models.py
 """
 
 import argparse
+import resource
 import time
 import warnings
 from pathlib import Path
@@ -67,19 +68,19 @@ def observation(kind, predictor, noise):
 class Problem:
     """A data set of one kind, its truth and its program."""
 
-    def __init__(self, kind, num_points, seed, groups=True):
+    def __init__(self, kind, num_points, seed, groups=GROUPS):
         pyro.set_rng_seed(seed)
-        self.kind, self.x = kind, torch.rand(num_points, 2)
+        self.kind, self.x, self.groups = kind, torch.rand(num_points, 2), groups
         names = [name for name in SITES if name != "noise" or kind == "Gaussian"]
         names = [name for name in names if name != "group_scale" or groups]
         self.truth = {name: PRIORS[name]().sample() for name in names}
-        centers = torch.rand(GROUPS, 2)
+        centers = torch.rand(max(groups, GROUPS), 2)
         self.group = torch.cdist(self.x, centers).argmin(-1) if groups else None
         self.covariates = torch.stack([_smooth(self.x, 0.4), _smooth(self.x, 0.4)], -1)
         f = _smooth(self.x, self.truth["lengthscale"], self.truth["variance"])
         predictor = self.truth["intercept"] + self.covariates @ self.truth["slope"] + f
         if groups:
-            predictor = predictor + (self.truth["group_scale"] * torch.randn(GROUPS))[self.group]
+            predictor = predictor + (self.truth["group_scale"] * torch.randn(groups))[self.group]
         self.y = observation(kind, predictor.clamp(max=8), self.truth.get("noise")).sample()
         self.graph = NeighborGraph(self.x, NEIGHBORS)
 
@@ -88,7 +89,7 @@ class Problem:
         kernel = Matern32(2, variance=values["variance"], lengthscale=values["lengthscale"])
         predictor = values["intercept"] + (self.covariates * values["slope"]).sum(-1)
         if self.group is not None:
-            with pyro.plate("groups", GROUPS):
+            with pyro.plate("groups", self.groups):
                 effect = pyro.sample("group", dist.Normal(number(0.0), values["group_scale"]))
             predictor = predictor + effect[self.group]
         predictor = predictor + pyro.sample("f", NNGP(kernel, self.graph))
@@ -242,12 +243,13 @@ def beside_gpboost(args):
 
 
 def many_points(args):
-    """Processor seconds at 10,000 points, and coefficients after the first call beside the truth."""
-    lines = ["| N | groups | first call | step | draw | | truth | AutoNNGP |", "|---" * 8 + "|"]
+    """Processor seconds at many points, and coefficients after the first call beside the truth."""
+    lines = ["| N | groups | first call | step | draw | GB | | truth | AutoNNGP |", "|---" * 9 + "|"]
     print("\n".join(lines), flush=True)
-    for groups in (False, True):
+    for size in args.many:
+        points, groups = (int(part) for part in size.split(":"))
         pyro.clear_param_store()
-        problem = Problem("Poisson", 10_000, 0, groups)
+        problem = Problem("Poisson", points, 0, groups)
         guide, start = AutoNNGP(problem.model), time.process_time()
         guide()
         first, start = time.process_time() - start, time.process_time()
@@ -258,12 +260,50 @@ def many_points(args):
             svi.step()
         step = (time.process_time() - start) / 10
         truth = quantities({name: value[None] for name, value in problem.truth.items()})
-        seconds = f"10,000 | {GROUPS if groups else 0} | {first:.0f} s | {step:.2f} s | {draw:.2f} s"
+        gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        seconds = f"{points:,} | {groups} | {first:.0f} s | {step:.2f} s | {draw:.2f} s | {gigabytes:.1f}"
         for name, values in draws.items():
             lines.append(
                 f"| {seconds} | {name} | {truth[name].item():.2f} | {values.mean():.2f} ± {values.std():.2f} |"
             )
-            seconds = " | | | | "
+            seconds = " | | | | | "
+            print(lines[-1], flush=True)
+    return lines
+
+
+def process_for_each_group(args):
+    """QuickNUTS on 20 independent processes of 40 points: as one site, and as a site for each."""
+    pyro.set_rng_seed(0)
+    places = torch.rand(GROUPS, 40, 2)
+    far = 1e3 * torch.arange(GROUPS)[:, None, None].expand(GROUPS, 40, 1)
+    whole = NeighborGraph(torch.cat([places, far], -1).flatten(0, 1), 10)
+    graphs = [NeighborGraph(part, 10) for part in places]
+    y = torch.stack([_smooth(part, 0.3) for part in places]) + 0.3 * torch.randn(GROUPS, 40)
+    names = "variance", "lengthscale", "noise"
+
+    def program(each):
+        values = {name: pyro.sample(name, PRIORS[name]()) for name in names}
+        kernel = Matern32(3 - each, variance=values["variance"], lengthscale=values["lengthscale"])
+        for i, (graph, seen) in enumerate(zip(graphs, y, strict=True) if each else [(whole, y.flatten())]):
+            f = pyro.sample(f"f_{i}", NNGP(kernel, graph))
+            pyro.sample(f"y_{i}", dist.Normal(f, values["noise"]).to_event(1), obs=seen)
+
+    lines = ["| sites | seconds | | mean and sd | n_eff |", "|---" * 5 + "|"]
+    for each in args.sites:
+        pyro.clear_param_store()
+        start = time.process_time()
+        nuts = QuickNUTS(program, guide=AutoNNGP(program))
+        mcmc = MCMC(nuts, num_samples=100, warmup_steps=100, disable_progbar=True)
+        mcmc.run(each == GROUPS)
+        seconds = f"{time.process_time() - start:.0f}"
+        draws = Predictive(nuts.model, mcmc.get_samples())(each == GROUPS)
+        for name in names:
+            values = draws[name].flatten()
+            effective = dist_effective(values)
+            lines.append(
+                f"| {each} | {seconds} | {name} | {values.mean():.2f} ± {values.std():.2f} | {effective:.0f} |"
+            )
+            seconds = ""
             print(lines[-1], flush=True)
     return lines
 
@@ -323,7 +363,7 @@ def single_labels(args):
     header = ["set", "", "intercept", "variance", "lengthscale", "log likelihood", "Laplace", "its own"]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for seed in range(args.sets):
-        problem = Problem("Bernoulli", args.points, seed, groups=False)
+        problem = Problem("Bernoulli", args.points, seed, groups=0)
         y = torch.bernoulli(torch.sigmoid(problem.truth["intercept"] + _smooth(problem.x, 0.2)))
         gp = VNNGP(problem.x, y, Matern32(2, lengthscale=torch.tensor(0.2)), Bernoulli(), num_neighbors=30)
         fit(gp, progress=False)
@@ -374,12 +414,14 @@ def main():
     parser = argparse.ArgumentParser()
     parts = {"coverage": coverage, "nuts": beside_nuts, "gpboost": beside_gpboost, "seconds": many_points}
     parts |= {"vecchia": gpboost_with_vecchia, "glmmtmb": beside_glmmtmb, "labels": single_labels}
-    parts["meuse"] = zinc_of_meuse
+    parts |= {"meuse": zinc_of_meuse, "groups": process_for_each_group}
     parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
     parser.add_argument("--sets", type=int, default=50)
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--nuts-points", type=int, default=200)
     parser.add_argument("--vecchia-points", type=int, default=10_000)
+    parser.add_argument("--sites", type=int, nargs="+", choices=[1, GROUPS], default=[1, GROUPS])
+    parser.add_argument("--many", nargs="+", default=["10000:0", "10000:20"], help="points:groups")
     parser.add_argument("--nuts-seed", type=int, default=100)
     parser.add_argument("--nuts-draws", type=int, default=800)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
