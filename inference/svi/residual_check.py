@@ -13,13 +13,13 @@ leaves are no matter of the likelihood, and ``StudentT()`` lost .06 nats on airf
 
 With less noise than that a gain of more than a nat, and a residual of more than five standard deviations, are a model
 that is exact at most rows and wrong at some. Leave-one-out densities reward that: on bike (targets that follow from the
-inputs; noise 3e-16 of the variance of y, gain 2.2 nats) ``LOO`` has an NLL of 92, ``Vecchia`` -3.5, and ``LOO`` with
-noise above 1e-4 of the variance of y -2.7. On six other sets with hardly any noise the gain is .4 nats at most.
+inputs) ``LOO`` with noise of 3e-16 of the variance of y, gain 2.2 nats, has an NLL of 92, with noise above 1e-4 of the
+variance of y -2.7, ``Vecchia`` -3.5. On six other sets with hardly any noise the gain is .4 nats at most.
 
 Cost: one prediction of up to 1,000 rows, fewer with more than 180 neighbors.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -49,33 +49,59 @@ def gain_of_heavy_tails(z: Float[Tensor, " B"]) -> float:
     return float(best - normal)
 
 
-def check_tails(method: Any) -> None:
-    """Warn if residuals of a trained method with Gaussian noise have heavy tails."""
+class Tails(NamedTuple):
+    """Residuals of a method in units of predictive standard deviations.
+
+    Attributes:
+        gain: nats per row that a Student-t distribution gains on a normal one.
+        noise: part of the noise in predictive variances.
+        largest: the largest residual.
+    """
+
+    gain: float
+    noise: float
+    largest: float
+
+    @property
+    def is_wrong_at_some(self) -> bool:
+        """Whether the model is exact at most rows and wrong at some."""
+        return self.noise < _NOISE and self.gain > _EXACT_GAIN and self.largest > _FAR
+
+
+def tails_of(method: Any) -> Tails | None:
+    """Tails of the residuals of a trained method; None where it has no Gaussian noise, or few rows."""
     graph, y = graph_of(method), getattr(method, "y", None)
     if graph is None or shard_of(method) is not None or not offers(method, Bounded):
-        return
+        return None
     count = min(_ROWS, _ENTRIES // graph.num_neighbors**2)
     if not isinstance(y, Tensor) or y.dim() != 1 or min(len(y), count) < _LEAST:
-        return
+        return None
     posterior: Any = method.posterior(method.bound())
     if not offers(posterior, ReportsResiduals):
-        return
+        return None
     found = posterior.standardized_residuals(some_rows(method.x, count, 0))
     if found is None:
+        return None
+    return Tails(gain_of_heavy_tails(found[0]), float(found[1].mean()), float(found[0].abs().max()))
+
+
+def check_tails(method: Any) -> None:
+    """Warn if residuals of a trained method with Gaussian noise have heavy tails."""
+    tails = tails_of(method)
+    if tails is None:
         return
-    z, noise = found[0], float(found[1].mean())
-    gain = gain_of_heavy_tails(z)
+    gain, noise, largest = tails
     if noise >= _NOISE and gain > _GAIN:
         warn(
             "fit: expected residuals with the tails of a normal distribution, got tails that a Student-t distribution "
             f"fits better by {gain:.2g} nats per row. Take VNNGP(x, y, likelihood=StudentT()).",
             ConvergenceWarning,
         )
-    elif noise < _NOISE and gain > _EXACT_GAIN and float(z.abs().max()) > _FAR:
+    elif tails.is_wrong_at_some:
         other = "Take Vecchia(x, y), or keep" if type(method).__name__ == "LOO" else "Keep"
-        least = 1e-4 * float(y.var())
+        least = 1e-4 * float(method.y.var())
         warn(
-            f"fit: expected errors of the size that is predicted, got one of {float(z.abs().max()):.2g} standard "
+            f"fit: expected errors of the size that is predicted, got one of {largest:.2g} standard "
             f"deviations, and noise of {noise:.1g} of predictive variances: the model is exact at most rows and wrong "
             f"at some. {other} noise above 1e-4 of the variance of y: likelihood = Gaussian(); likelihood.variance = "
             f"PyroParam(torch.tensor({100 * least:.2g}), constraints.greater_than({least:.2g})).",

@@ -27,7 +27,7 @@ class FitResult:
         replayed_from: first step of this call, counted from 1, in which recorded operations replaced model and guide
             (see `replay` of :func:`~pyro_nngp.inference.fit`); None if none did.
         second_start: log likelihood, in nats, that a second start ended above the first, or below it; the better one
-            is kept. None if there was one start.
+            is kept. Minus infinity for a second one that is wrong at some rows; None if there was one start.
     """
 
     losses: Tensor

@@ -1,11 +1,13 @@
 """A second start where few noisy data end at an edge, the choice between the two, and its warning."""
 
+import math
 import warnings
 
 import pytest
 import torch
 
 from pyro_nngp.inference import ConvergenceWarning, fit
+from pyro_nngp.inference.svi.residual_check import Tails
 from pyro_nngp.inference.svi.second_start import SecondStart, check_second_start, kind_of, place_second_start
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
@@ -81,6 +83,18 @@ def test_the_first_run_is_kept_where_it_is_better(monkeypatch):
     monkeypatch.setattr("pyro_nngp.inference.svi.second_start.kind_of", lambda gp: None)
     assert fit(alone, progress=False).second_start is None
     torch.testing.assert_close(gp(x[:5] + 0.01), alone(x[:5] + 0.01))
+
+
+def test_a_better_run_that_is_wrong_at_some_rows_is_not_kept(monkeypatch):
+    x, y = waves()
+    gp = LOO(x, y, Matern52(1))
+    set_values(gp, 1e-5, 0.5, 0.1)
+    wrong = Tails(gain=2.0, noise=0.0, largest=40.0)
+    monkeypatch.setattr("pyro_nngp.inference.svi.second_start.tails_of", lambda gp: wrong)
+    result = fit(gp, progress=False)
+    assert result.second_start == -math.inf
+    assert "first of two starts" in str(result)
+    assert gp.kernel.lengthscale < 1e-3
 
 
 def test_the_second_start_is_in_the_units_of_the_data():
