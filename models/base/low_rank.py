@@ -35,7 +35,7 @@ from pyro_nngp.conditionals.low_rank import LowRank
 from pyro_nngp.linalg import cholesky, factor_solve, half_solve
 from pyro_nngp.linalg.neighbor_products import combined
 from pyro_nngp.models.base.posterior import Observed
-from pyro_nngp.models.base.trend import differentiable, whitened_rows, without_low_rank
+from pyro_nngp.models.base.trend import basis_and_features, differentiable, whitened_rows, without_low_rank
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def with_posterior(method: Any, bound: Bound) -> Bound:
 def _posterior(posterior: Observed, flat: Trend | None) -> tuple[Float[Tensor, " M"], Float[Tensor, "q q"]]:
     """The mean of the coefficients of the features at the present mean function, and a root of the joint covariance."""
     bound: Any = posterior.bound
-    a, b = whitened_rows(posterior, _columns(bound, flat), posterior.rows.mean(bound))
+    a, b = whitened_rows(posterior, _columns(bound, flat), lambda rows: rows.mean(bound))
     own = a.shape[1] - len(bound.low_rank)
     precision = a.mT @ a
     tril = cholesky(precision[own:, own:] + torch.eye(len(bound.low_rank)).to(precision), 0.0)
@@ -102,13 +102,9 @@ def _posterior(posterior: Observed, flat: Trend | None) -> tuple[Float[Tensor, "
     return loc, torch.cat([pad(of_mean, (0, len(tril))), torch.cat([below, root], 1)])
 
 
-def _columns(bound: Bound, flat: Trend | None) -> Callable[[Tensor], Tensor]:
-    """The basis functions of mean, if its coefficients are integrated over, and the features, of inputs with both."""
-    low_rank: Any = bound.low_rank
-    if flat is None:
-        return low_rank.features_of
-    basis, dim = bound.mean_function.basis, low_rank.inducing.shape[1]
-    return lambda inputs: torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
+def _columns(bound: Any, flat: Trend | None) -> Callable[[Tensor], Tensor]:
+    """The features, behind the basis functions of the mean if its coefficients are integrated over."""
+    return basis_and_features(None if flat is None else bound.mean_function.basis, bound.low_rank)
 
 
 __all__ = ["FeatureTrend", "with_posterior", "with_prior"]

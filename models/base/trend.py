@@ -33,6 +33,7 @@ from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import cholesky, half_solve
 from pyro_nngp.linalg.neighbor_products import combined
 from pyro_nngp.means import BasisMean
+from pyro_nngp.rows import Rows
 
 _POINTS = 4096
 
@@ -78,39 +79,41 @@ def normal_equations(
         posterior: of a method that integrates f out, at given hyperparameters.
         most: number of points; None is all.
     """
-    bound, data = posterior.bound, posterior.rows
-    basis, low_rank = bound.mean_function.basis, bound.low_rank
-    dim = data.x.shape[1]
-
-    def columns(inputs: Tensor) -> Tensor:
-        if low_rank is None:
-            return basis(inputs)
-        return torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
-
-    a, b = whitened_rows(posterior, columns, data.offset, most)
+    low_rank = posterior.bound.low_rank
+    columns = basis_and_features(posterior.bound.mean_function.basis, low_rank)
+    a, b = whitened_rows(posterior, columns, lambda rows: rows.offset, most)
     precision, linear = a.mT @ a, (a.mT @ b[..., None])[..., 0]
     if low_rank is not None:
         precision, linear = without_low_rank(precision, linear, len(low_rank))
     return precision.expand(*linear.shape, linear.shape[-1]), linear
 
 
+def basis_and_features(basis: Callable[[Tensor], Tensor] | None, low_rank: Any) -> Callable[[Tensor], Tensor]:
+    """The basis functions of a mean and the features of a low-rank part, or one of the two, of inputs with both."""
+    if low_rank is None or basis is None:
+        return basis if low_rank is None else low_rank.features_of
+    dim = low_rank.inducing.shape[1]
+    return lambda inputs: torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
+
+
 def whitened_rows(
-    posterior: Any, columns: Callable[[Tensor], Tensor], known: Any, most: int | None = None
+    posterior: Any, columns: Callable[[Tensor], Tensor], known: Callable[[Rows], Any], most: int | None = None
 ) -> tuple[Float[Tensor, "*#L n p"], Float[Tensor, "*L n"]]:
     """Columns and observations less the weighted ones at preceding neighbors, per standard deviation, in float64.
 
     Args:
         posterior: of a method that integrates f out, at given hyperparameters.
         columns: values of basis functions at inputs, (n, p).
-        known: what to subtract from the observations, with a row per datum; None is nothing.
+        known: what to subtract from the observations, with a row per datum of some rows; None is nothing.
         most: number of points; None is all.
     """
     bound, rows, graph = posterior.bound, posterior.rows, posterior.graph
     part = rows.preceding(graph, rows.num_rows if most is None else min(most, rows.num_rows), graph.metric)
     places, near = part.places, part.graph
     data, (obs, noise) = part.rows, posterior.on(part).observations(places)
-    if known is not None:
-        obs = obs - known[places].movedim(0, -1)
+    subtracted = known(data)
+    if subtracted is not None:
+        obs = obs - subtracted[places].movedim(0, -1)
     x = bound.inputs(data.x[places])
     w, var = graph_conditional(bound.residual, x, x, near, noise, bound.jitter)
     scale = (var + noise).double().rsqrt()

@@ -529,7 +529,7 @@ def test_single_precision_is_close_to_double():
         ),
         ({"guide": SparseCholesky(3)}, r"SVGP: expected guide to be FullRank\(\) or MeanField\(\), got SparseCholesky"),
         ({"guide": FullRank(loc=torch.zeros(3))}, r"DenseGaussian: expected loc of shape \(11, 1\)"),
-        ({"guide": MeanField(scale=0.0)}, r"DenseGaussian: expected scale > 0"),
+        ({"guide": MeanField(scale=0.0)}, r"DenseGaussian: expected scale to be finite and > 0"),
         ({"num_inducing": 3}, r"got 'num_inducing'\. Write inducing="),
     ],
 )

@@ -420,7 +420,7 @@ def test_hidden_duplicates_train_in_single_precision():
         ),
         ({"guide": SparseCholesky()}, r"SWSGP: expected guide to be MeanField\(\) or FullRank\(\), got SparseCholesky"),
         ({"guide": MeanField(torch.zeros(3))}, r"LocalGaussian: expected loc of shape \(12, 1\)"),
-        ({"guide": MeanField(scale=0.0)}, r"LocalGaussian: expected scale > 0"),
+        ({"guide": MeanField(scale=0.0)}, r"LocalGaussian: expected scale to be finite and > 0"),
         ({"guide_neighbors": 3}, r"SWSGP: expected keyword .*, got 'guide_neighbors'"),
     ],
 )

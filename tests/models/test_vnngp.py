@@ -405,7 +405,7 @@ def test_duplicate_rows_without_noise_are_no_trouble():
         ({"learn_inducing": True}, r"expected learn_inducing False with inducing points at the data"),
         ({"guide": SparseCholesky(9)}, r"expected guide\.num_columns in 1\.\.6"),
         ({"guide": MeanField(torch.zeros(3))}, r"expected loc of shape \(48, 1\)"),
-        ({"guide": MeanField(scale=0.0)}, r"expected scale > 0"),
+        ({"guide": MeanField(scale=0.0)}, r"expected scale to be finite and > 0"),
         ({"num_neighbours": 3}, r"got 'num_neighbours'\. Write num_neighbors="),
     ],
 )
