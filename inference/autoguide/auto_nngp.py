@@ -44,7 +44,7 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide import laplace
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril, prior_variances
-from pyro_nngp.inference.autoguide.drawn_sites import Value, White
+from pyro_nngp.inference.autoguide.drawn_sites import Value
 from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
 from pyro_nngp.inference.autoguide.linear_predictor import (
@@ -404,7 +404,9 @@ class AutoNNGP(AutoGuide):
         latent = self._draw_hyperparameters()
         values, densities = self._at(latent)
         q = self._conditional({name: values[name] for name in self.hyperparameters})
-        leaves = pyro.sample(f"_{self._pyro_name}_gaussian", White(q), infer={"is_auxiliary": True})
+        leaves = q.draw(1)[0]
+        white = Value(leaves, q.log_white_prob(leaves), event_dim=1)  # not q itself: traces live on, and q is large
+        pyro.sample(f"_{self._pyro_name}_gaussian", white, infer={"is_auxiliary": True})
         if learning:
             self._follow(q)
         else:

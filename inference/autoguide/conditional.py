@@ -75,12 +75,12 @@ class ConditionalPosterior:
         roots = [each.root().double().cpu().numpy() for each in self._quadratics]
         of_data, beside = zip(*map(self._times_root, roots, self._rows()), strict=True)
         of_coefficients = SparseRows(torch.zeros(p, 1, dtype=torch.long), torch.zeros(p, 1, dtype=torch.float64))
-        rows = [*self._prior, *of_data, of_coefficients]
+        tables = [*self._prior, *of_data, of_coefficients]
         largest = max(self._processes(), key=lambda name: gaussian_base(trace.nodes[name]["fn"]).graph.num_points)
         x = gaussian_base(trace.nodes[largest]["fn"]).graph.x
-        plan = blocks.order.plan([table.columns for table in rows], x, self.sparse_place(largest).start, m)
+        plan = blocks.order.plan([table.columns for table in tables], x, self.sparse_place(largest).start, m)
         dense = [np.zeros((len(table.values), p)) for table in self._prior]
-        self.precision = FactoredPrecision(rows, np.concatenate([*dense, *beside, np.eye(p)]), plan)
+        self.precision = FactoredPrecision(tables, np.concatenate([*dense, *beside, np.eye(p)]), plan)
         leaves = torch.cat([jacobian.leaves[name].detach().flatten() for name in self._names]).double().cpu()
         here = torch.cat([each.phi.detach().double().cpu().flatten() for each in observed])
         self._phi_at_zero = here - self._product(leaves)
@@ -245,8 +245,8 @@ class ConditionalPosterior:
         """Root of the prior precision of a sparse leaf: a row for each of its values."""
         place, base = self.sparse_place(name), gaussian_base(self.trace.nodes[name]["fn"])
         if not isinstance(base, NNGP):
-            columns = torch.arange(place.start, place.stop)[:, None]
-            return SparseRows(columns, torch.ones(columns.shape, dtype=torch.float64))
+            own = torch.arange(place.start, place.stop)[:, None]
+            return SparseRows(own, torch.ones(own.shape, dtype=torch.float64))
         roots = [factor.root() for factor in base.factor.sets(base.batch_shape)]
         columns = [place.start + i * base.graph.num_points + root.columns.cpu() for i, root in enumerate(roots)]
         return SparseRows(torch.cat(columns), torch.cat([root.values.cpu() for root in roots]))

@@ -6,6 +6,7 @@ groups that lie anywhere end up in the first separators, effects of groups of ne
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ class EliminationOrder:
 
     def __init__(self) -> None:
         self._tables: list[Tensor] = []
-        self._plan: Elimination
+        self._plan: Elimination | None = None
 
     def plan(self, tables: Sequence[Int[Tensor, "r k"]], x: Float[Tensor, "n D"], first: int, m: int) -> Elimination:
         """The order for the columns of these tables.
@@ -32,11 +33,11 @@ class EliminationOrder:
             first: the first of these columns.
             m: number of columns.
         """
-        known = len(tables) == len(self._tables)
-        if not (known and all(torch.equal(a, b) for a, b in zip(tables, self._tables, strict=True))):
-            self._tables = list(tables)
-            self._plan = nested_dissection(coordinates(tables, x, first, m), tables)
-        return self._plan
+        plan, known = self._plan, len(tables) == len(self._tables)
+        if plan is None or not (known and all(torch.equal(a, b) for a, b in zip(tables, self._tables, strict=True))):
+            plan = cast(Elimination, nested_dissection(coordinates(tables, x, first, m), tables))  # however large
+            self._tables, self._plan = list(tables), plan
+        return plan
 
 
 def coordinates(

@@ -80,9 +80,9 @@ def with_posterior(method: Any, bound: Bound) -> Bound:
     else:
         kept = method.kept("low rank" if flat is None else "low rank and mean").get(bound.versions, find_to_keep)
         loc, root = differentiable(method, kept, lambda: find(method.bound()))
-    low_rank: Any = replace(prior.low_rank, loc=loc)
+    low_rank: Any = prior.low_rank
     is_flat = flat is not None and flat.is_flat
-    return replace(prior, low_rank=low_rank, trend=FeatureTrend(_columns(prior, flat), root, is_flat))
+    return replace(prior, low_rank=replace(low_rank, loc=loc), trend=FeatureTrend(_columns(prior, flat), root, is_flat))
 
 
 def _posterior(posterior: Observed, flat: Trend | None) -> tuple[Float[Tensor, " M"], Float[Tensor, "q q"]]:

@@ -90,8 +90,10 @@ def normal_equations(
 
 def basis_and_features(basis: Callable[[Tensor], Tensor] | None, low_rank: Any) -> Callable[[Tensor], Tensor]:
     """The basis functions of a mean and the features of a low-rank part, or one of the two, of inputs with both."""
-    if low_rank is None or basis is None:
-        return basis if low_rank is None else low_rank.features_of
+    if basis is None:
+        return low_rank.features_of
+    if low_rank is None:
+        return basis
     dim = low_rank.inducing.shape[1]
     return lambda inputs: torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
 
