@@ -20,7 +20,6 @@ Usage: python benchmarks/accuracy/mixed_models.py
 """
 
 import argparse
-import resource
 import time
 import warnings
 from pathlib import Path
@@ -244,7 +243,7 @@ def beside_gpboost(args):
 
 def many_points(args):
     """Processor seconds at many points, and coefficients after the first call beside the truth."""
-    lines = ["| N | groups | first call | step | draw | GB | | truth | AutoNNGP |", "|---" * 9 + "|"]
+    lines = ["| N | groups | first call | step | draw | | truth | AutoNNGP |", "|---" * 8 + "|"]
     print("\n".join(lines), flush=True)
     for size in args.many:
         points, groups = (int(part) for part in size.split(":"))
@@ -260,13 +259,12 @@ def many_points(args):
             svi.step()
         step = (time.process_time() - start) / 10
         truth = quantities({name: value[None] for name, value in problem.truth.items()})
-        gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        seconds = f"{points:,} | {groups} | {first:.0f} s | {step:.2f} s | {draw:.2f} s | {gigabytes:.1f}"
+        seconds = f"{points:,} | {groups} | {first:.0f} s | {step:.2f} s | {draw:.2f} s"
         for name, values in draws.items():
             lines.append(
                 f"| {seconds} | {name} | {truth[name].item():.2f} | {values.mean():.2f} ± {values.std():.2f} |"
             )
-            seconds = " | | | | | "
+            seconds = " | | | | "
             print(lines[-1], flush=True)
     return lines
 
