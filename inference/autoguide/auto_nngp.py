@@ -52,6 +52,7 @@ from pyro_nngp.inference.autoguide.linear_predictor import (
     Jacobian,
     colored,
     gaussian_base,
+    irregular,
     leaf_shape,
     linear_sites,
     log_det_root,
@@ -174,10 +175,7 @@ class AutoNNGP(AutoGuide):
         processes = {
             n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(gaussian_base(sites[n]["fn"]), NNGP)
         }
-        anywhere = {
-            n: torch.sin(1.0 + i + torch.arange(v.numel()).reshape(v.shape)).to(v)
-            for i, (n, v) in enumerate(leaves.items())
-        }
+        anywhere = {n: irregular(i, v.shape).to(v) for i, (n, v) in enumerate(leaves.items())}
         self._blocks = Blocks("AutoNNGP", self._linearize(values, anywhere)[2], processes)
         variances = prior_variances(trace, jacobian, self._blocks).split([each.phi.numel() for each in observed])
         for i, (each, variance) in enumerate(zip(observed, variances, strict=True)):

@@ -49,6 +49,11 @@ def leaf_shape(fn: Any) -> torch.Size:
     return base.batch_shape + base.event_shape
 
 
+def irregular(number: int, shape: torch.Size) -> Tensor:
+    """Values of a leaf at which nothing vanishes by chance; leaves of different numbers differ."""
+    return torch.sin(1.0 + number + torch.arange(shape.numel())).reshape(shape)
+
+
 def value_at(fn: Any, leaf: Tensor) -> Tensor:
     """The value of a site at its leaf."""
     base = gaussian_base(fn)
@@ -205,8 +210,7 @@ def linear_sites(
     chosen = [name for name, site in sites.items() if isinstance(gaussian_base(site["fn"]), NNGP)]
     steps = {}
     for i, name in enumerate([*chosen, *waiting]):
-        shape = leaf_shape(sites[name]["fn"])
-        steps[name] = torch.sin(1.0 + i + torch.arange(shape.numel())).reshape(shape).to(sites[name]["value"])
+        steps[name] = irregular(i, leaf_shape(sites[name]["fn"])).to(sites[name]["value"])
 
     def at(length: float, names: list[str], new: str | None) -> Tensor:
         values = {name: site["value"].detach() for name, site in sites.items() if name not in names}
