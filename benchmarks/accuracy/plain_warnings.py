@@ -25,7 +25,7 @@ from rows import append, commit, read  # beside this file
 from tasks import Task, evaluate, likelihood, split
 
 from pyro_nngp.inference import DivergenceError, fit
-from pyro_nngp.likelihoods import StudentT
+from pyro_nngp.likelihoods import NegativeBinomial, StudentT
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.models import LOO, VNNGP, Vecchia
 
@@ -52,6 +52,10 @@ def student_t(x, y):
     return VNNGP(x, y, likelihood=StudentT())
 
 
+def negative_binomial(x, y):
+    return VNNGP(x, y, likelihood=NegativeBinomial())
+
+
 def without_copies(x, y):
     _, inverse = torch.unique(torch.cat([x, y.to(x)[:, None]], 1), dim=0, return_inverse=True)
     first = torch.full((len(inverse),), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
@@ -73,11 +77,12 @@ NAMES = {  # words of a warning: its name in the table
     "standard deviations away from all others": "codes",
     "lie so far": "far points",
     "tails of a normal": "heavy tails",
+    "as Poisson counts do": "overdispersed",
     "wrong at some": "vanished noise",
     "loss to stop falling": "not converged",
     "same in all rows": "constant",
 }
-CURES = {"heavy tails": student_t, "exact copies": without_copies}  # of warnings, where a call alone is the cure
+CURES = {"heavy tails": student_t, "overdispersed": negative_binomial, "exact copies": without_copies}  # of warnings, where a call alone is the cure
 FIELDS = ("label", "data", "kind", "method", "warnings", "nll", "cure", "nll_cured", "seconds", "texts", "commit")
 
 

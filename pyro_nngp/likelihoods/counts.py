@@ -139,8 +139,18 @@ class NegativeBinomial(Likelihood):
         """The size r with which counts of the nearest points best predict the count of a point."""
         if name != "total_count":
             return None
-        r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)[:, None]
-        return r[predictive_log_density(y, near[:, :_SHARING], r).mean(-1).argmax(), 0]
+        return best_size(y, near[:, :_SHARING])[0]
+
+
+def best_size(y: Tensor, near: Tensor) -> tuple[Tensor, float]:
+    """The size r with which K counts each, (n, K), best predict counts (n,), and its gain on the largest r.
+
+    Returns:
+        r, and nats per count.
+    """
+    r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)
+    densities = predictive_log_density(y, near, r[:, None]).mean(-1)
+    return r[densities.argmax()], float(densities.max() - densities[-1])
 
 
 def predictive_log_density(y: Tensor, near: Tensor, r: Tensor) -> Tensor:

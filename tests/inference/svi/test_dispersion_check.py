@@ -1,0 +1,57 @@
+"""The check of Poisson counts after training."""
+
+import warnings
+
+import pytest
+import torch
+
+from pyro_nngp import VNNGP
+from pyro_nngp.inference.svi.dispersion_check import check_dispersion
+from pyro_nngp.kernels import Matern, Matern32
+from pyro_nngp.likelihoods import NegativeBinomial, Poisson
+
+generator = torch.Generator().manual_seed(0)
+N = 150
+X = torch.rand(N, 2, dtype=torch.float64, generator=generator)
+RATE = torch.exp(1 + torch.sin(6 * X[:, 0]))
+COUNTS = torch.poisson(RATE, generator=generator)
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    VARYING = torch.poisson(RATE * torch.distributions.Gamma(1.0, 1.0).sample((N,)))  # negative binomial, r = 1
+
+
+def build(y, kernel=None, likelihood=None, **settings):
+    kernel = Matern32(2, 1.0, 0.3) if kernel is None else kernel
+    return VNNGP(X[: len(y)], y, kernel, likelihood or Poisson(), num_neighbors=6, **settings)
+
+
+def rough(smoothness):
+    kernel = Matern(2, 1.0, 0.3)
+    gp = build(VARYING, kernel)
+    with torch.no_grad():
+        gp.kernel.smoothness = torch.tensor(smoothness, dtype=torch.float64)
+    return gp
+
+
+@pytest.mark.parametrize("build_it", [lambda: build(VARYING), lambda: rough(0.12)])
+def test_counts_that_vary_more_are_reported(build_it):
+    with pytest.warns(UserWarning, match=r"as Poisson counts do, got [\d.]+ nats .* size [\d.]+: .*NegativeBinomial\(\)"):
+        check_dispersion(build_it())
+
+
+@pytest.mark.parametrize(
+    "build_it",
+    [
+        lambda: build(COUNTS),
+        lambda: build(VARYING, likelihood=NegativeBinomial()),
+        lambda: build(VARYING[:90]),
+        lambda: build(VARYING, offset=torch.zeros(N, dtype=torch.float64)),
+        lambda: build(torch.stack([VARYING, VARYING], 1)),
+        lambda: rough(1.5),
+    ],
+    ids=["Poisson", "negative binomial", "few", "offset", "outputs", "smooth"],
+)
+def test_other_counts_are_not(build_it):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_dispersion(build_it())
