@@ -82,7 +82,11 @@ NAMES = {  # words of a warning: its name in the table
     "loss to stop falling": "not converged",
     "same in all rows": "constant",
 }
-CURES = {"heavy tails": student_t, "overdispersed": negative_binomial, "exact copies": without_copies}  # of warnings, where a call alone is the cure
+CURES = {  # of warnings, where a call alone is the cure
+    "heavy tails": student_t,
+    "overdispersed": negative_binomial,
+    "exact copies": without_copies,
+}
 FIELDS = ("label", "data", "kind", "method", "warnings", "nll", "cure", "nll_cured", "seconds", "texts", "commit")
 
 

@@ -1,7 +1,7 @@
 r"""Check of Poisson counts: a count varies about the counts of its neighbors no more than a Poisson distribution does.
 
-A process follows counts that vary more: its lengthscale falls, or a learned smoothness falls to its lower limit, where f
-is rough enough to stand for noise. Intervals of counts then stay right, but f and its lengthscale mean nothing, and
+A process follows counts that vary more: its lengthscale falls, or a learned smoothness falls to its lower limit, where
+f is rough enough to stand for noise. Intervals of counts then stay right, but f and its lengthscale mean nothing, and
 predictions lose. The mean log density of counts given the counts of four neighbors, as negative binomial ones of one
 size r, over its limit at a large r is what r gains. It is .3 to 8 nats for simulated negative binomial counts with r
 between .3 and 3, where ``NegativeBinomial`` gains .03 - .04 nats per held-out row on a learned smoothness and .06 - .42

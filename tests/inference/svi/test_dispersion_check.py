@@ -35,7 +35,8 @@ def rough(smoothness):
 
 @pytest.mark.parametrize("build_it", [lambda: build(VARYING), lambda: rough(0.12)])
 def test_counts_that_vary_more_are_reported(build_it):
-    with pytest.warns(UserWarning, match=r"as Poisson counts do, got [\d.]+ nats .* size [\d.]+: .*NegativeBinomial\(\)"):
+    expected = r"as Poisson counts do, got [\d.]+ nats .* size [\d.]+: .*NegativeBinomial\(\)"
+    with pytest.warns(UserWarning, match=expected):
         check_dispersion(build_it())
 
 
