@@ -59,8 +59,9 @@ from pyro_nngp.inference.autoguide.linear_predictor import (
     run_at_leaves,
     value_at,
 )
-from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, check_density, observed_sites
+from pyro_nngp.inference.autoguide.observations import check_density, observed_sites
 from pyro_nngp.inference.autoguide.program_checks import check_repeatable, check_sites, near, same
+from pyro_nngp.inference.autoguide.quadratics import Marginals, Observations
 from pyro_nngp.inference.diagnostics.calibration import pareto_shape
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
@@ -275,7 +276,7 @@ class AutoNNGP(AutoGuide):
         goal = q.by_name(q.mean)
         self._center = {name: torch.lerp(leaf, goal[name].to(leaf), part) for name, leaf in self._center.items()}
 
-    def _observed_at(self, q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> list[ObservedSite]:
+    def _observed_at(self, q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> list[Observations]:
         """The observed sites at the hyperparameters of q and leaves."""
         values = {name: q.trace.nodes[name]["value"] for name in self.hyperparameters}
         center = {name: leaf.to(self._center[name]) for name, leaf in q.by_name(leaves).items()}

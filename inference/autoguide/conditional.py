@@ -2,7 +2,7 @@ r"""The Gaussian posterior of the Gaussian sites of a program at one value of it
 
 .. math:: q(z \mid \theta) \propto p(z \mid \theta) \prod_i t_i(\phi_i), \qquad \phi = \phi_0 + J z ,
 
-with t the exponentials of quadratic functions (:mod:`pyro_nngp.inference.autoguide.observations`).
+with t the exponentials of quadratic functions (:mod:`pyro_nngp.inference.autoguide.quadratics`).
 
 Values are vectors of leaves (:mod:`pyro_nngp.inference.autoguide.linear_predictor`): those with sparse columns of J
 first, then the dense ones. The root of the precision is the root of the prior above :math:`H^{1/2} J`.
@@ -26,7 +26,7 @@ from torch import Tensor
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.fit_check import Weighted
 from pyro_nngp.inference.autoguide.linear_predictor import Blocks, Jacobian, gaussian_base, log_det_root
-from pyro_nngp.inference.autoguide.observations import Marginals, ObservedSite, Quadratic
+from pyro_nngp.inference.autoguide.quadratics import Marginals, Observations, Quadratic
 from pyro_nngp.linalg import cholesky
 from pyro_nngp.linalg.factored_precision import FactoredPrecision
 from pyro_nngp.linalg.sparse_rows import SparseRows
@@ -54,7 +54,7 @@ class ConditionalPosterior:
     def __init__(
         self,
         trace: Trace,
-        observed: list[ObservedSite],
+        observed: list[Observations],
         jacobian: Jacobian,
         blocks: Blocks,
         at: Sequence[Marginals],
@@ -166,7 +166,7 @@ class ConditionalPosterior:
         divergence = -self.log_prior(self.mean) + (self.precision.log_det() - spread) / 2 + self._log_det_processes
         return self.expected_log_likelihood(marginals) - divergence
 
-    def log_weights(self, leaves: Float[Tensor, "S d"], observed: list[ObservedSite] | None = None) -> Weighted:
+    def log_weights(self, leaves: Float[Tensor, "S d"], observed: list[Observations] | None = None) -> Weighted:
         """Log density of the data over the factors that replace it, at leaves.
 
         Args:
@@ -200,7 +200,7 @@ class ConditionalPosterior:
 
     def log_hyperprior(self) -> float:
         """Log density of the other sites of the program."""
-        names, density = {each.name for each in self.observed} | set(self._names), 0.0
+        names, density = {name for each in self.observed for name in each.names} | set(self._names), 0.0
         for name, site in self.trace.nodes.items():
             if site["type"] == "sample" and name not in names:
                 log_prob = site["fn"].log_prob(site["value"])

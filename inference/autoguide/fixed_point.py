@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril
-from pyro_nngp.inference.autoguide.observations import Marginals
+from pyro_nngp.inference.autoguide.quadratics import Marginals
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
 Conditional = Callable[[Sequence[Marginals]], ConditionalPosterior]

@@ -28,7 +28,7 @@ from torch.distributions import Independent
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.elimination import EliminationOrder
-from pyro_nngp.inference.autoguide.observations import OpaqueSiteError
+from pyro_nngp.inference.autoguide.quadratics import OpaqueSiteError
 
 _FEW, _MOST = 8, 1000  # entries of a site that are dense columns at once, or if they must be
 _LINEAR = 1e-3  # largest second difference of parameters that count as linear, relative to the first

@@ -2,29 +2,12 @@ r"""Observed sites of a Pyro program as functions of their distributions' parame
 
 Let :math:`\phi_i` hold the parameters of the distribution of observation i that depend on the latent values, mapped to
 unconstrained space: the log of a Poisson rate, the logit of a probability, the mean of a normal distribution. In a
-generalized linear mixed model they are the linear predictor. At a normal distribution :math:`q(\phi_i)` with mean
-:math:`\bar\phi_i` and covariance :math:`S_i` the log likelihood is replaced by the quadratic function
-
-.. math:: \log t_i(\phi) =
-   c_i + g_i^\top (\phi - \bar\phi_i) - \tfrac12 (\phi - \bar\phi_i)^\top H_i (\phi - \bar\phi_i)
-
-with the expected gradient and curvature, which the optimal Gaussian q satisfies (Opper and Archambeau 2009), and the
-expected value,
-
-.. math:: g_i = E_q\, \nabla \log p(y_i \mid \phi_i), \quad H_i = -E_q\, \nabla^2 \log p(y_i \mid \phi_i), \quad
-   c_i = E_q \log p(y_i \mid \phi_i) + \tfrac12 \mathrm{tr}(H_i S_i) .
-
-Expectations are by Gauss-Hermite quadrature: 15 nodes for k = 1, 9, 7 and 4 in each direction for k = 2, 3 and 4, and
-beyond that 64 nodes of a quasi-random sequence, symmetric and with the right covariance.
-
-Cost: O(S n k^2). Symbols: n observations with k parameters each, S nodes.
+generalized linear mixed model they are the linear predictor.
 """
 
 import math
-from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from pyro.distributions import MaskedDistribution, Unit
@@ -34,50 +17,12 @@ from torch.distributions import Independent, biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import base_distribution, is_data, log_prob, sample_sites
-from pyro_nngp.linalg import cholesky
+from pyro_nngp.inference.autoguide.quadratics import Observations, OpaqueSiteError
 
 _TWINS = {"probs": "logits", "gate": "gate_logits", "covariance_matrix": "scale_tril", "precision_matrix": "scale_tril"}
-_LEAST = 1e-6  # curvature of an observation, relative to the average
-_NODES = {1: 15, 2: 9, 3: 7, 4: 4}  # of quadrature in each direction, by k
-_PAIRS = 32  # of nodes of a quasi-random sequence, in more directions
 
 
-class Marginals(NamedTuple):
-    """Normal distributions of the parameters of the observations of a site.
-
-    Attributes:
-        mean: means, (n, k).
-        tril: Cholesky factors of the covariances, (n, k, k).
-    """
-
-    mean: Tensor
-    tril: Tensor
-
-
-class Quadratic(NamedTuple):
-    """Values c (n,), gradients g (n, k) and positive definite curvatures H (n, k, k) of the observations of a site."""
-
-    value: Tensor
-    gradient: Tensor
-    curvature: Tensor
-
-    def root(self) -> Float[Tensor, "n k k"]:
-        """A root R of H = R' R."""
-        if self.curvature.shape[-1] == 1:
-            return self.curvature.sqrt()
-        return cholesky(self.curvature, 0.0).mT
-
-    def log_factor(self, distance: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:
-        """log t at a distance from the mean of phi."""
-        half = (self.curvature @ distance[..., None])[..., 0] / 2
-        return self.value + (distance * (self.gradient - half)).sum(-1)
-
-
-class OpaqueSiteError(ValueError):
-    """A site depends on the leaves in a way that no quadratic function of its parameters can represent."""
-
-
-class ObservedSite:
+class ObservedSite(Observations):
     """An observed site whose distribution depends on some latent values.
 
     Args:
@@ -94,7 +39,7 @@ class ObservedSite:
     """
 
     def __init__(self, where: str, site: Any, leaves: list[Tensor]) -> None:
-        self._where, self.name, fn, mask = where, site["name"], site["fn"], site["mask"]
+        self._where, self.names, fn, mask = where, (site["name"],), site["fn"], site["mask"]
         while isinstance(fn, (Independent, MaskedDistribution)):
             if isinstance(fn, MaskedDistribution):
                 mask = fn._mask if mask is None else mask & fn._mask
@@ -117,7 +62,7 @@ class ObservedSite:
             parts.append(unconstrained.reshape(self._shape.numel(), -1))
             widest += parts[-1].shape[1] * [math.inf if torch.equal(unconstrained, value) else 0.5]
         self._fixed = {n: v.detach() if isinstance(v, Tensor) else v for n, v in self._fixed.items()}
-        self.is_free, self._widest = bool(parts), torch.tensor(widest, dtype=torch.float64)
+        self.is_free, self.widest = bool(parts), torch.tensor(widest, dtype=torch.float64)
         self.phi = torch.cat(parts, -1) if parts else torch.empty(0)
         weight = torch.as_tensor(site["scale"], dtype=torch.float64)
         self._weight = weight if mask is None else weight * mask
@@ -134,45 +79,6 @@ class ObservedSite:
         log_probs = self._kind(**values, **self._fixed, validate_args=False).log_prob(self._value)
         log_probs = torch.where(self._weight > 0, log_probs, 0.0) * self._weight.to(log_probs)
         return log_probs.reshape(*batch, -1)
-
-    def start(self, variance: Float[Tensor, "n k"]) -> Marginals:
-        """A distribution of phi about its present value, half as wide as one of some variances.
-
-        Standard deviations of parameters that have been mapped to unconstrained space, such as logs, are at most 1/2.
-        """
-        scale = (variance.double().cpu().sqrt() / 2).clamp(max=self._widest)
-        return Marginals(self.phi.detach().double().cpu(), torch.diag_embed(scale))
-
-    def expected_log_prob(self, at: Marginals) -> Float[Tensor, " n"]:
-        """Expected log densities of the observations."""
-        phi, weights = self._nodes(at)
-        return torch.tensordot(weights, self.log_prob(phi), 1)
-
-    def quadratic(self, at: Marginals) -> Quadratic:
-        """The quadratic functions with the expected value, gradient and curvature."""
-        with torch.enable_grad():
-            phi, weights = self._nodes(at)
-            log_probs = self.log_prob(phi.requires_grad_())
-            (gradient,) = torch.autograd.grad(log_probs.sum(), phi, create_graph=True)
-            rows = [
-                torch.autograd.grad(gradient[..., k].sum(), phi, retain_graph=True, allow_unused=True)[0]
-                if gradient.requires_grad
-                else None
-                for k in range(phi.shape[-1])
-            ]
-        zero = torch.zeros_like(phi)
-        hessian = torch.stack([zero if row is None else row for row in rows], -1)
-        value, gradient, hessian = (
-            torch.tensordot(weights, each.detach(), 1) for each in (log_probs, gradient, hessian)
-        )
-        curvature = _positive(-hessian)
-        covariance = (at.tril @ at.tril.mT).to(curvature)
-        return Quadratic(value + (curvature * covariance).sum((-2, -1)) / 2, gradient, curvature)
-
-    def _nodes(self, at: Marginals) -> tuple[Float[Tensor, "S n k"], Float[Tensor, " S"]]:
-        white, weights = (torch.from_numpy(each).to(self.phi) for each in _quadrature(at.mean.shape[-1]))
-        mean, tril = (each.detach().to(self.phi) for each in at)
-        return mean + torch.einsum("nij,sj->sni", tril, white), weights
 
     def _check(self, site: Any, fn: Any) -> None:
         """Raise unless the rebuilt distribution has the densities of the original one."""
@@ -245,26 +151,3 @@ def _depends(value: Tensor, leaves: list[Tensor]) -> bool:
         return False
     grads = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
     return any(grad is not None for grad in grads)
-
-
-@cache
-def _quadrature(k: int) -> tuple[Float[np.ndarray, "S k"], Float[np.ndarray, " S"]]:
-    """Nodes and weights of the standard normal distribution in k directions."""
-    if k in _NODES:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES[k])
-        grids = np.meshgrid(*[nodes] * k, indexing="ij"), np.meshgrid(*[weights / weights.sum()] * k, indexing="ij")
-        return np.stack(grids[0], -1).reshape(-1, k), np.stack(grids[1], -1).prod(-1).flatten()
-    pairs = max(_PAIRS, 2 * k)
-    uniform = torch.quasirandom.SobolEngine(k, scramble=True, seed=0).draw(pairs, dtype=torch.float64)
-    white = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)).numpy()
-    white = np.linalg.solve(np.linalg.cholesky(white.T @ white / pairs), white.T).T
-    return np.concatenate([white, -white]), np.full(2 * pairs, 0.5 / pairs)
-
-
-def _positive(curvature: Float[Tensor, "n k k"]) -> Float[Tensor, "n k k"]:
-    """Curvatures with eigenvalues of at least 1e-6 times the average."""
-    average = curvature.diagonal(dim1=-2, dim2=-1).abs().mean().clamp(min=torch.finfo(curvature.dtype).tiny)
-    if curvature.shape[-1] == 1:
-        return curvature.clamp(min=_LEAST * average)
-    values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-    return (vectors * values.clamp(min=_LEAST * average)[..., None, :]) @ vectors.mT

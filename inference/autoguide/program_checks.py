@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base
-from pyro_nngp.inference.autoguide.observations import ObservedSite
+from pyro_nngp.inference.autoguide.quadratics import Observations
 
 
 def check_sites(sites: Mapping[str, Any]) -> None:
@@ -27,14 +27,14 @@ def check_sites(sites: Mapping[str, Any]) -> None:
         fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
 
 
-def check_repeatable(once: list[ObservedSite], again: list[ObservedSite]) -> None:
+def check_repeatable(once: list[Observations], again: list[Observations]) -> None:
     """Raise unless two runs at the same latent values have the same distributions of data."""
     for a, b in zip(once, again, strict=True):
         phi = a.phi.detach()
         if not (near(phi, b.phi.detach()) and near(a.log_prob(phi), b.log_prob(phi))):
             cure = "Do not hide its latent sites by poutine.block, nor draw numbers other than by pyro.sample."
-            actual = "another distribution in a second run at the same values"
-            fail("AutoNNGP", f"observed site {a.name!r}", "determined by the latent sites of the program", actual, cure)
+            site, actual = f"observed site {a.names[0]!r}", "another distribution in a second run at the same values"
+            fail("AutoNNGP", site, "determined by the latent sites of the program", actual, cure)
 
 
 def near(a: Tensor, b: Tensor) -> bool:

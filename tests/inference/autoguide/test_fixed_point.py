@@ -6,7 +6,7 @@ import torch
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
-from pyro_nngp.inference.autoguide.observations import Marginals
+from pyro_nngp.inference.autoguide.quadratics import Marginals
 from pyro_nngp.kernels import Matern32
 
 N = 12
