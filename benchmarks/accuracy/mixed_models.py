@@ -3,9 +3,10 @@
     y_i ~ p(y | intercept + slope_1 a_i + slope_2 b_i + group_{g(i)} + f(x_i)),  i = 1..N
 
 at random points in the unit square. The covariates a and b are draws of smooth processes in space, so that they are
-nearly collinear with f; groups are regions (the cells of Voronoi's diagram of 20 points). Coefficients, group effects
-and all hyperparameters are drawn from the priors of the program anew for each data set, f from the exact process: the
-intervals of an exact posterior then cover at their nominal rate. Gaussian data have a noise of unknown scale.
+nearly collinear with f; groups are regions (the cells of Voronoi's diagram of 20 points, or of ``--groups``).
+Coefficients, group effects and all hyperparameters are drawn from the priors of the program anew for each data set, f
+from the exact process: the intervals of an exact posterior then cover at their nominal rate. Gaussian data have a noise
+of unknown scale.
 
 ``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
 kind beside QuickNUTS on the same program. ``gpboost``: coefficients and standard errors beside GPBoost, which maximizes
@@ -154,20 +155,21 @@ def intervals(problem, guide):
 def coverage(args):
     """Coverage of 95 % intervals: a row for each kind and guide. Data sets that are in the rows are not repeated."""
     rows = read(args.rows)
-    done = {(row["kind"], row["guide"], row["seed"]) for row in rows}
+    size = {"points": str(args.points), "groups": str(args.groups)}
+    done = {(row["kind"], row["guide"], row["seed"]) for row in rows if size.items() <= row.items()}
     for seed in range(args.sets):
         for kind in args.kinds:
             for guide in args.guides:
                 if (kind, guide, str(seed)) in done:
                     continue
-                problem = Problem(kind, args.points, seed)
+                problem = Problem(kind, args.points, seed, args.groups)
                 _, trained, loss, seconds = train(problem, guide)
-                row = {"kind": kind, "guide": guide, "seed": seed, "loss": loss, "seconds": seconds}
+                row = {"kind": kind, "guide": guide, "seed": seed, **size, "loss": loss, "seconds": seconds}
                 truth = quantities({name: value[None] for name, value in problem.truth.items()})
                 for name, ends in intervals(problem, trained).items():
                     row[name] = int(ends[0] <= truth[name].item() <= ends[1])
-                append(args.rows, ["kind", "guide", "seed", "loss", "seconds", *NUMBERS], row)
-    return table(read(args.rows), args)
+                append(args.rows, ["kind", "guide", "seed", *size, "loss", "seconds", *NUMBERS], row)
+    return table([row for row in read(args.rows) if size.items() <= row.items()], args)
 
 
 def table(rows, args):
@@ -416,6 +418,7 @@ def main():
     parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
     parser.add_argument("--sets", type=int, default=50)
     parser.add_argument("--points", type=int, default=200)
+    parser.add_argument("--groups", type=int, default=GROUPS)
     parser.add_argument("--nuts-points", type=int, default=200)
     parser.add_argument("--vecchia-points", type=int, default=10_000)
     parser.add_argument("--sites", type=int, nargs="+", choices=[1, GROUPS], default=[1, GROUPS])
