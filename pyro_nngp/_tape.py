@@ -56,7 +56,7 @@ def operation(function: Callable) -> Callable:
             return function(*args, **kwargs)
         with _recording(None):
             result = function(*args, **kwargs)
-        recorder.add(_Step(run, args, kwargs, result))
+        recorder.add(Step(run, args, kwargs, result))
         return result
 
     return run
@@ -97,16 +97,11 @@ class Tape:
         if any(example.device.type != "cpu" for example in examples):
             _refuse(where, "computes on another device than the CPU")
 
-        def steps_at(values: tuple[Tensor, ...]) -> tuple[list[_Step], tuple[Tensor, ...]]:
-            recorder = _Recorder(where, most_bytes)
-            with _recording(recorder), recorder:
-                results = function(*values)
-            dependent = _dependent(where, recorder.steps, values, others is not None)
-            return _needed(where, dependent, results, draws), results
-
-        steps, results = steps_at(examples)
+        options: dict[str, Any] = {"sizes_vary": others is not None, "most_bytes": most_bytes, "draws": draws}
+        steps, results = recorded(where, function, examples, **options)
         if others is not None:
-            steps = _with_sizes(where, (steps, examples), (steps_at(others)[0], others))
+            twins, _ = recorded(where, function, others, **options)
+            steps = _with_sizes(where, (steps, examples), (twins, others))
         self.has_draws = any(step.draws() for step in steps)
         writer = _Writer(steps, examples)
         self.source = writer.write(results)
@@ -123,14 +118,48 @@ class Tape:
             return self._run(*values)
 
 
-class _Step(NamedTuple):
+def recorded(
+    where: str,
+    function: Callable[..., tuple[Tensor, ...]],
+    examples: tuple[Tensor, ...],
+    *,
+    sizes_vary: bool = False,
+    most_bytes: int | None = None,
+    draws: bool = False,
+) -> "tuple[list[Step], tuple[Tensor, ...]]":
+    """The operations of ``function(*examples)`` that depend on the examples and that its results need, and the results.
+
+    Arguments are those of :class:`Tape`, which raises the same errors.
+    """
+    recorder = _Recorder(where, most_bytes)
+    with _recording(recorder), recorder:
+        results = function(*examples)
+    return _needed(where, _dependent(where, recorder.steps, examples, sizes_vary), results, draws), results
+
+
+class Step(NamedTuple):
+    """An operation of a recording: a function, its arguments and its result."""
+
     function: Callable
     args: tuple
     kwargs: dict[str, Any]
     result: Any
 
     def inputs(self) -> list[Tensor]:
+        """Tensors among the arguments."""
         return _tensors((self.args, self.kwargs))
+
+    def outputs(self) -> list[Tensor]:
+        """Tensors in the result."""
+        return _tensors(self.result)
+
+    def run(self, values: dict[int, Tensor]) -> None:
+        """Add the results at other values to the values, which have the ids of tensors of the recording as keys."""
+        args, kwargs = map_aggregate(
+            (self.args, self.kwargs), lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+        )
+        again = self.function(*args, **kwargs)
+        values.update(zip(map(id, self.outputs()), _tensors(again), strict=True))
 
     def selects(self) -> bool:
         return self.function is aten.index.Tensor
@@ -156,10 +185,10 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, where: str, most_bytes: int | None) -> None:
         super().__init__()
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
         self._where, self._left = where, math.inf if most_bytes is None else most_bytes
 
-    def add(self, step: _Step) -> None:
+    def add(self, step: Step) -> None:
         self.steps.append(step)
         given = {_memory(tensor) for tensor in step.inputs()}
         self._left -= sum(t.untyped_storage().nbytes() for t in _tensors(step.result) if _memory(t) not in given)
@@ -173,7 +202,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(_here, "recorder", None) is self:
-            self.add(_Step(func, args, kwargs or {}, result))
+            self.add(Step(func, args, kwargs or {}, result))
         return result
 
 
@@ -186,7 +215,7 @@ def _recording(recorder: _Recorder | None) -> Iterator[None]:
         _here.recorder = before
 
 
-def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], sizes_vary: bool) -> list[_Step]:
+def _dependent(where: str, steps: list[Step], examples: tuple[Tensor, ...], sizes_vary: bool) -> list[Step]:
     """Steps to replay: they depend on the examples or on random draws, or use memory that is rewritten."""
     fixed = set() if sizes_vary else _SHAPE_ONLY
     rewritten = {_memory(t) for step in steps for t in step.written()} - {0}
@@ -208,8 +237,8 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], siz
 
 
 def _needed(
-    where: str, steps: list[_Step], results: tuple[Tensor, ...], draws: bool, every_draw: bool = False
-) -> list[_Step]:
+    where: str, steps: list[Step], results: tuple[Tensor, ...], draws: bool, every_draw: bool = False
+) -> list[Step]:
     """Steps that the results or a branch need, with writes to their memory, and all draws if any is needed."""
     varying, used, kept = _made(steps), {id(t) for t in results}, []
     memory, drawn = {_memory(t) for t in results}, _drawn(steps)
@@ -232,7 +261,7 @@ def _needed(
     return kept[::-1]
 
 
-def _drawn(steps: list[_Step]) -> set[int]:
+def _drawn(steps: list[Step]) -> set[int]:
     """Results that depend on random draws."""
     drawn = set[int]()
     for step in steps:
@@ -254,8 +283,8 @@ class _Size(NamedTuple):
 
 
 def _with_sizes(
-    where: str, recorded: tuple[list[_Step], tuple[Tensor, ...]], again: tuple[list[_Step], tuple[Tensor, ...]]
-) -> list[_Step]:
+    where: str, recorded: tuple[list[Step], tuple[Tensor, ...]], again: tuple[list[Step], tuple[Tensor, ...]]
+) -> list[Step]:
     """The steps of a recording; sizes in which a second recording differs are read off tensors that have them."""
     names: tuple[dict[int, tuple[int, int]], ...] = {}, {}  # which result of which step a tensor is
     sizes: dict[tuple[int, int], _Size] = {}
@@ -295,14 +324,14 @@ def _with_sizes(
     return sized
 
 
-def _made(steps: list[_Step]) -> set[int]:
+def _made(steps: list[Step]) -> set[int]:
     return {id(t) for step in steps for t in _tensors(step.result)}
 
 
 class _Writer:
     """Writes steps as Python code, without steps that change nothing or repeat another."""
 
-    def __init__(self, steps: list[_Step], examples: tuple[Tensor, ...]) -> None:
+    def __init__(self, steps: list[Step], examples: tuple[Tensor, ...]) -> None:
         self.globals: dict[str, Any] = {}
         self._steps, self._last_use = steps, dict[str, int]()
         self._varying = {id(t) for t in examples} | _made(steps)
@@ -310,7 +339,7 @@ class _Writer:
         self._place = {id(t): f"value_{i}" for i, t in enumerate(examples)}
         self._lines = [f"def replay({', '.join(self._place.values())}):"]
         self._seen: dict[str, str] = {}
-        self._source: dict[int, _Step] = {}
+        self._source: dict[int, Step] = {}
 
     def write(self, results: tuple[Tensor, ...]) -> str:
         """The code of a function `replay`, to be run in :attr:`globals`."""
@@ -329,7 +358,7 @@ class _Writer:
                 self._lines[last] += f"; {name} = None"  # so that its memory serves another result
         return "\n    ".join(self._lines)
 
-    def _write_step(self, step: _Step) -> None:
+    def _write_step(self, step: Step) -> None:
         call = self._write_call(step)
         name = None if step.draws() or self._is_rewritten(step) else self._seen.get(call)
         if name is None:
@@ -339,7 +368,7 @@ class _Writer:
         if isinstance(step.result, Tensor):
             self._source[id(step.result)] = step
 
-    def _write_call(self, step: _Step) -> str:
+    def _write_call(self, step: Step) -> str:
         parts = [self._write_value(value) for value in step.args]
         parts += [f"{name}={self._write_value(value)}" for name, value in step.kwargs.items()]
         return f"{self._write_value(step.function)}({', '.join(parts)})"
@@ -369,10 +398,10 @@ class _Writer:
             for i, part in enumerate(result):
                 self._name(part, f"{place}[{i}]")
 
-    def _is_rewritten(self, step: _Step) -> bool:
+    def _is_rewritten(self, step: Step) -> bool:
         return any(_memory(t) in self._rewritten for t in (*step.inputs(), *_tensors(step.result)))
 
-    def _copied(self, step: _Step) -> Tensor | None:
+    def _copied(self, step: Step) -> Tensor | None:
         """The argument that equals the result of a step, or None."""
         if not isinstance(step.result, Tensor) or self._is_rewritten(step):
             return None

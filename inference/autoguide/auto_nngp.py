@@ -41,9 +41,10 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference._traces import check_program
+from pyro_nngp.inference._traces import check_program, sample_sites
 from pyro_nngp.inference.autoguide import laplace
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril, prior_variances
+from pyro_nngp.inference.autoguide.discrete_sums import enumerated, summed
 from pyro_nngp.inference.autoguide.drawn_sites import Value
 from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
@@ -87,8 +88,10 @@ class AutoNNGP(AutoGuide):
     which the parameters of the data depend linearly, are Gaussian given the other sites. Linear means: the log of a
     rate, the logit of a probability, the mean of a normal distribution. Each observation may read any number of
     processes, each at one point, and one effect of each large set of group effects. Data that depend on a process in
-    other ways are linearized at its posterior mean. All other latent sites are hyperparameters: jointly normal in
-    unconstrained space.
+    other ways are linearized at its posterior mean. A factor with a log density for each row, or their sum, is an
+    observation, as are data of any distribution. Discrete latent sites are summed out, row by row of their plates, and
+    have no site in the guide: train with ``TraceEnum_ELBO``. All other latent sites are hyperparameters: jointly normal
+    in unconstrained space.
 
     The first call, which needs the data, starts the guide at the mode of up to 8 hyperparameters and the curvature
     there; SVI moves it on to the maximum of the ELBO, in 50 - 100 steps. Later calls ignore their arguments, as those
@@ -105,12 +108,12 @@ class AutoNNGP(AutoGuide):
 
     Raises:
         TypeError: if `model` is not a program, or `init_loc_fn` no function.
-        ValueError: if the program has no nearest-neighbor process over all points, discrete latent sites or subsampled
-            plates; if its data do not depend on a process, or one observation depends on several of its points; if the
-            distribution of data that depend on a process is not determined by its parameters, or a factor or another
-            prior depends on one; if the guide is trained on other data than at the first call, or called within
-            vectorized plates, or as a part of an AutoGuideList; if two runs of the program at the same latent values
-            differ, or Pyro's param store holds hyperparameters of another program.
+        ValueError: if the program has no nearest-neighbor process over all points, discrete latent sites without
+            finitely many values or not by rows, or subsampled plates; if its data do not depend on a process, or one
+            observation depends on several of its points; if the prior of another site depends on a process; if the
+            guide is trained on other data than at the first call, or called within vectorized plates, or as a part of
+            an AutoGuideList; if two runs of the program at the same latent values differ, or Pyro's param store holds
+            hyperparameters of another program.
 
     Warns:
         UserWarning: if importance weights at the first call, of the first 100 draws after training or in ``quantiles``
@@ -130,7 +133,9 @@ class AutoNNGP(AutoGuide):
         check_callable("AutoNNGP", "init_loc_fn", init_loc_fn, "Pass one of pyro.infer.autoguide.initialization.")
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
         super().__init__(InitMessenger(init_loc_fn)(model))
-        self._program, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide
+        self._model, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide
+        self._program = self._model
+        self._nesting: int | None = None  # dimensions of plates, in programs with discrete sites
         self._draws: list[Weighted] = []  # after training
         self.gaussian: list[str] = []
         self.hyperparameters: list[str] = []
@@ -140,10 +145,23 @@ class AutoNNGP(AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         try:
+            self._set_program(args, kwargs)
             self._setup(args, kwargs)
         except Exception:
             self.prototype_trace = None
             raise
+
+    def _set_program(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """The program to run: with all values of its discrete sites, which are summed out and none of the guide's."""
+        stochastic = dict(self.prototype_trace.iter_stochastic_nodes())
+        discrete = [name for name, site in stochastic.items() if site["fn"].has_enumerate_support]
+        for name in discrete:
+            self.prototype_trace.remove_node(name)
+        if discrete:
+            sites = sample_sites(run_at_leaves(self._model[0], args, kwargs, {}, {})).values()
+            plates = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
+            nesting = self._nesting = max((-frame.dim for frame in plates), default=0)
+            self._program = (enumerated(self._model[0], nesting),)
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         if self.master is not None:
@@ -229,8 +247,15 @@ class AutoNNGP(AutoGuide):
         with torch.enable_grad():
             leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in center.items()}
             values = {name: value.detach() for name, value in values.items()}
-            trace = run_at_leaves(self._program[0], *self._arguments, values, leaves)
-            observed = observed_sites("AutoNNGP", trace, list(leaves.values()))
+
+            def run(*at: Tensor) -> Any:
+                there = dict(zip(leaves, at, strict=True))
+                trace = run_at_leaves(self._program[0], *self._arguments, values, there)
+                return trace if self._nesting is None else summed("AutoNNGP", trace, self._nesting)
+
+            every = list(leaves.values())
+            trace = run(*every)
+            observed = observed_sites("AutoNNGP", trace, every, run)
             return trace, observed, Jacobian(torch.cat([each.phi.flatten() for each in observed]), leaves)
 
     def _marginals(self) -> list[Marginals]:

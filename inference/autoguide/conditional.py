@@ -200,7 +200,7 @@ class ConditionalPosterior:
 
     def log_hyperprior(self) -> float:
         """Log density of the other sites of the program."""
-        names, density = {name for each in self.observed for name in each.names} | set(self._names), 0.0
+        names, density = {each.name for each in self.observed} | set(self._names), 0.0
         for name, site in self.trace.nodes.items():
             if site["type"] == "sample" and name not in names:
                 log_prob = site["fn"].log_prob(site["value"])

@@ -6,11 +6,12 @@ generalized linear mixed model they are the linear predictor.
 """
 
 import math
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import MaskedDistribution, Unit
+from pyro.distributions import MaskedDistribution
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import Independent, biject_to
@@ -18,6 +19,7 @@ from torch.distributions import Independent, biject_to
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import base_distribution, is_data, log_prob, sample_sites
 from pyro_nngp.inference.autoguide.quadratics import Observations, OpaqueSiteError
+from pyro_nngp.inference.autoguide.recorded_sites import recorded_sites
 
 _TWINS = {"probs": "logits", "gate": "gate_logits", "covariance_matrix": "scale_tril", "precision_matrix": "scale_tril"}
 
@@ -26,7 +28,6 @@ class ObservedSite(Observations):
     """An observed site whose distribution depends on some latent values.
 
     Args:
-        where: name of the caller, for messages.
         site: the site of a trace.
         leaves: the latent values, which require gradients.
 
@@ -38,14 +39,9 @@ class ObservedSite(Observations):
         OpaqueSiteError: if the distribution cannot be rebuilt from its parameters.
     """
 
-    def __init__(self, where: str, site: Any, leaves: list[Tensor]) -> None:
-        self._where, self.names, fn, mask = where, (site["name"],), site["fn"], site["mask"]
-        while isinstance(fn, (Independent, MaskedDistribution)):
-            if isinstance(fn, MaskedDistribution):
-                mask = fn._mask if mask is None else mask & fn._mask
-            elif isinstance(mask, Tensor):
-                mask = mask[(..., *[None] * fn.reinterpreted_batch_ndims)]
-            fn = fn.base_dist
+    def __init__(self, site: Any, leaves: list[Tensor]) -> None:
+        self.name = site["name"]
+        fn, self._weight = _taken_apart(site)
         self._kind, self._shape, self._value = type(fn), torch.Size(fn.batch_shape), site["value"]
         names = [name for name in fn.arg_constraints if _TWINS.get(name) not in fn.arg_constraints]
         self._fixed = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
@@ -64,10 +60,8 @@ class ObservedSite(Observations):
         self._fixed = {n: v.detach() if isinstance(v, Tensor) else v for n, v in self._fixed.items()}
         self.is_free, self.widest = bool(parts), torch.tensor(widest, dtype=torch.float64)
         self.phi = torch.cat(parts, -1) if parts else torch.empty(0)
-        weight = torch.as_tensor(site["scale"], dtype=torch.float64)
-        self._weight = weight if mask is None else weight * mask
         if parts:
-            self._check(site, fn)
+            self._check(fn)
 
     def log_prob(self, phi: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:
         """Log densities of the observations, with their scales and masks."""
@@ -80,37 +74,51 @@ class ObservedSite(Observations):
         log_probs = torch.where(self._weight > 0, log_probs, 0.0) * self._weight.to(log_probs)
         return log_probs.reshape(*batch, -1)
 
-    def _check(self, site: Any, fn: Any) -> None:
+    def _check(self, fn: Any) -> None:
         """Raise unless the rebuilt distribution has the densities of the original one."""
         phi = self.phi.detach()
         try:
             again = self.log_prob(phi)
         except (TypeError, ValueError, NotImplementedError, RuntimeError, AttributeError) as cause:
-            _refuse(self._where, site, cause)
+            raise OpaqueSiteError from cause
         with torch.no_grad():
             want = torch.where(self._weight > 0, fn.log_prob(self._value), 0.0) * self._weight
         if not torch.allclose(again.double(), want.double().flatten(), rtol=1e-4, atol=1e-4):
-            _refuse(self._where, site)
+            raise OpaqueSiteError
 
 
-def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[ObservedSite]:
-    """The observed sites of a trace that depend on the leaves.
+def observed_sites(where: str, trace: Trace, leaves: list[Tensor], rerun: Callable[..., Trace]) -> list[Observations]:
+    """The observations of a trace that depend on the leaves.
+
+    Args:
+        where: name of the caller, for messages.
+        trace: a run of the program at leaves.
+        leaves: the leaves, which require gradients.
+        rerun: runs the program at leaves.
 
     Raises:
         ValueError: if there are none, or a plate is subsampled.
-        OpaqueSiteError: if a factor depends on the leaves, or data depend on them other than by their parameters.
+        OpaqueSiteError: if a density is no function of parameters by rows.
     """
-    observed, data = [], []
+    observed: list[Observations] = []
+    opaque, data = [], []
     for name, site in sample_sites(trace).items():
         _check_plates(where, site)
-        if is_data(site):
-            data.append(name)
-            candidate = ObservedSite(where, site, leaves)
-            if candidate.is_free:
-                observed.append(candidate)
-                continue
-        if site["is_observed"]:
-            check_density(where, site, leaves)
+        if not site["is_observed"]:
+            continue
+        data += [name] if is_data(site) else []
+        candidate = _of_parameters(site, leaves) if is_data(site) else None
+        if candidate is not None:
+            observed.append(candidate)
+        elif _density_depends(site, leaves):
+            opaque.append(name)
+    if opaque:
+
+        def densities(*at: Tensor) -> tuple[Tensor, ...]:
+            nodes = rerun(*at).nodes
+            return tuple(_density(nodes[name]) for name in opaque)
+
+        observed += recorded_sites(where, densities, leaves, opaque)
     if not observed:
         actual = f"only {data}, which do not" if data else "none"
         cure = "Call the guide with the data, as SVI does, before Predictive."
@@ -120,22 +128,21 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
 
 
 def check_density(where: str, site: Any, leaves: list[Tensor]) -> None:
-    """Raise ``OpaqueSiteError`` if the log density of a site depends on the leaves."""
-    if site["mask"] is not False and _depends(log_prob(site, 0.0), leaves):
-        _refuse(where, site)
-
-
-def _refuse(where: str, site: Any, cause: Exception | None = None) -> NoReturn:
-    """Raise for a distribution that its parameters do not determine, or a density that may not depend on leaves."""
-    name, kind = repr(site["name"]), type(base_distribution(site["fn"]))
-    nuts = "or draw from the posterior with QuickNUTS(model)."
-    arg, expectation = f"observed site {name}", "to have a distribution that is determined by its arg_constraints"
-    cure = f"Use a distribution such as Normal, Poisson or Bernoulli, {nuts}"
-    if not is_data(site):
-        arg = f"factor {name}" if kind is Unit else f"the density of site {name}"
+    """Raise ``OpaqueSiteError`` if the log density of a latent site depends on the leaves."""
+    if _density_depends(site, leaves):
+        kind = type(base_distribution(site["fn"])).__name__
+        cure = "Let parameters of data depend on them, or draw with QuickNUTS(model)."
         expectation = "not to depend on processes, or on coefficients of the data"
-        cure = f"Let them be in parameters of data, as of a distribution with this log density by rows, {nuts}"
-    fail(where, arg, expectation, kind.__name__, cure, OpaqueSiteError, cause)
+        fail(where, f"the density of site {site['name']!r}", expectation, kind, cure, OpaqueSiteError)
+
+
+def _of_parameters(site: Any, leaves: list[Tensor]) -> ObservedSite | None:
+    """A site as a function of its parameters; None if they do not determine it, or do not depend on the leaves."""
+    try:
+        candidate = ObservedSite(site, leaves)
+    except OpaqueSiteError:
+        return None
+    return candidate if candidate.is_free else None
 
 
 def _check_plates(where: str, site: Any) -> None:
@@ -144,6 +151,30 @@ def _check_plates(where: str, site: Any) -> None:
     if part:
         cure = "It needs all data at each step. Take VNNGP for minibatches."
         fail(where, "plates", "with all their rows", f"subsampled {part}", cure)
+
+
+def _taken_apart(site: Any) -> tuple[Any, Tensor]:
+    """The distribution of a site without masks and independent dimensions, and weights of its densities."""
+    fn, mask = site["fn"], site["mask"]
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        if isinstance(fn, MaskedDistribution):
+            mask = fn._mask if mask is None else mask & fn._mask
+        elif isinstance(mask, Tensor):
+            mask = mask[(..., *[None] * fn.reinterpreted_batch_ndims)]
+        fn = fn.base_dist
+    weight = torch.as_tensor(site["scale"], dtype=torch.float64)
+    return fn, weight if mask is None else weight * mask
+
+
+def _density(site: Any) -> Tensor:
+    """Log densities of the observations of a site, with scales and masks."""
+    fn, weight = _taken_apart(site)
+    value = fn.log_prob(site["value"])
+    return value if weight.dim() == 0 and weight == 1 else torch.where(weight > 0, value, 0.0) * weight.to(value)
+
+
+def _density_depends(site: Any, leaves: list[Tensor]) -> bool:
+    return site["mask"] is not False and _depends(log_prob(site, 0.0), leaves)
 
 
 def _depends(value: Tensor, leaves: list[Tensor]) -> bool:

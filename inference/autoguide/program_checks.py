@@ -20,11 +20,8 @@ def check_sites(sites: Mapping[str, Any]) -> None:
         fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
     discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
     if discrete:
-        cure = (
-            "Write data summed over them, such as ZeroInflatedPoisson or a distribution of your own (docs, mixed "
-            "models), or draw with QuickNUTS(model), which sums."
-        )
-        fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
+        cure = "Give them finitely many values, as Bernoulli and Categorical do, which are summed out."
+        fail("AutoNNGP", "latent sites", "continuous, or discrete with finitely many values", discrete, cure)
 
 
 def check_repeatable(once: list[Observations], again: list[Observations]) -> None:
@@ -33,7 +30,7 @@ def check_repeatable(once: list[Observations], again: list[Observations]) -> Non
         phi = a.phi.detach()
         if not (near(phi, b.phi.detach()) and near(a.log_prob(phi), b.log_prob(phi))):
             cure = "Do not hide its latent sites by poutine.block, nor draw numbers other than by pyro.sample."
-            site, actual = f"observed site {a.names[0]!r}", "another distribution in a second run at the same values"
+            site, actual = f"observed site {a.name!r}", "another distribution in a second run at the same values"
             fail("AutoNNGP", site, "determined by the latent sites of the program", actual, cure)
 
 

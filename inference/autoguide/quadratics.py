@@ -74,11 +74,11 @@ class Observations:
 
     Attributes:
         phi: parameters that depend on the leaves, (n, k); with gradients.
-        names: names of the sites whose densities these are.
+        name: name of the site.
     """
 
     phi: Tensor
-    names: tuple[str, ...]
+    name: str
     widest: Tensor | float = math.inf  # standard deviations of parameters at the start, (k,)
 
     def log_prob(self, phi: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:

@@ -86,7 +86,8 @@ class Transported:
             trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
         (guide,) = self._guide
         known = {SITE, *guide.hyperparameters, *guide.gaussian}
-        more = [name for name, site in sample_sites(trace).items() if not site["is_observed"] and name not in known]
+        latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
+        more = [n for n, site in latent.items() if n not in known and not site["fn"].has_enumerate_support]
         if more:
             cure = "Run the program as at the guide's first call."
             fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)

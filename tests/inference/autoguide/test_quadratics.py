@@ -19,10 +19,10 @@ def observed(make, y=Y, **settings):
     """The observed site of a program whose latent values are F."""
     leaf = F.clone().requires_grad_()
 
-    def program():
-        pyro.sample("y", make(leaf), obs=y, **settings)
+    def run(at):
+        return poutine.trace(lambda: pyro.sample("y", make(at), obs=y, **settings)).get_trace()
 
-    return observed_sites("Test", poutine.trace(program).get_trace(), [leaf])
+    return observed_sites("Test", run(leaf), [leaf], run)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_quadrature_has_the_moments_of_the_normal_distribution(k):
         pyro.sample("z", dist.MultivariateNormal(phi, torch.eye(k, dtype=torch.float64)), obs=torch.ones(3, k))
 
     leaf = F.clone().requires_grad_()
-    _, site = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf])
+    _, site = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf], None)
     tril = torch.tril(torch.sin(torch.arange(3.0 * k * k, dtype=torch.float64)).reshape(3, k, k)) / 2
     found = site.expected_log_prob(Marginals(site.phi.detach(), tril))
     distance = (site.phi.detach() - 1).square().sum(-1) + (tril @ tril.mT).diagonal(dim1=-2, dim2=-1).sum(-1)
