@@ -16,7 +16,8 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import Independent
 
-from pyro_nngp._checks import check_callable, fail
+from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.protocols import has_program
 

@@ -33,6 +33,7 @@ from torch.distributions import Distribution, MultivariateNormal, Normal
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail, import_extra
+from pyro_nngp._kinds import check_flags
 from pyro_nngp._random import seeded
 from pyro_nngp.data.folds import assign_folds
 from pyro_nngp.data.metrics import crps_gaussian_by_row, crps_sample_by_row
@@ -221,6 +222,7 @@ def cross_validate(
         TypeError: for ``BSGP``, a method on several processes, arguments of ``fit`` without `refit`.
     """
     where = "cross_validate"
+    check_flags(where, refit=refit, progress=progress)
     if getattr(gp, "likelihood", None) is None or not hasattr(gp, "subset"):
         cure = "Pass a trained method with y and a likelihood."
         fail(where, "gp", "to be a method with a likelihood", type(gp).__name__, cure, TypeError)

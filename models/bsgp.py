@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_int, check_memory, fail, warn
+from pyro_nngp._kinds import check_flags
 from pyro_nngp._memory import at_once
 from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import whitened_conditional
@@ -182,6 +183,7 @@ class BSGP(Method):
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
         self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
+        check_flags("BSGP", fixed_draws=fixed_draws)
         if fixed_draws and num_layers > 1:
             noise = _fixed_noise((num_layers - 1, num_draws, len(x), hidden_dim), seed, x)
         self.register_buffer("noise", noise)

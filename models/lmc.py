@@ -21,7 +21,8 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_inputs, check_new_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp._kinds import check_steps
 from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
@@ -189,6 +190,7 @@ class LMC(Method):
 
     def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
         """A at points, (B, T, L), or (1, T, L) where it is the same at all, at the present values."""
+        check_new_inputs(f"{type(self).__name__}.loading", x, self.x)
         return self.posterior(self.bound()).loading(x)
 
     @torch.no_grad()
@@ -200,6 +202,8 @@ class LMC(Method):
         Args:
             x: points where loadings vary, or kernels that are not stationary, (P, D); None is the first site.
         """
+        if x is not None:
+            check_new_inputs(f"{type(self).__name__}.output_covariance", x, self.x)
         posterior, at = self.posterior(self.bound()), self.x[:1] if x is None else x
         variances = torch.stack([each.diag(at) for each in posterior.bound.covariances], -1)
         loading = posterior.loading(at)
@@ -288,6 +292,7 @@ class LMC(Method):
 
         Cost: O(N (K T)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
+        check_steps("LMC.solve", max_steps, tolerance)
         self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
     def solved_parameters(self) -> list[nn.Parameter]:

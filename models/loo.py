@@ -51,7 +51,7 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_inputs, check_tensor, fail
+from pyro_nngp._checks import check_choice, check_inputs, check_int, check_rows, check_tensor, fail
 from pyro_nngp._tape import operation
 from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
@@ -285,6 +285,8 @@ class LOO(ResponseMethod):
 
         Cost: O(N K^3) per sweep.
         """
+        check_int("LOO.solve", "num_sweeps", num_sweeps, 1)
+        check_int("LOO.solve", "batch_size", batch_size, 1)
         if self.q is None:
             solve_mean(self)
             return
@@ -312,6 +314,7 @@ class LOO(ResponseMethod):
 
         The loss also contains the divergences of q(omega), which may keep falling or rising while nothing else moves.
         """
+        check_rows("LOO.score", "rows", rows, self.num_data)
         posterior = self.posterior(self.bound())
         return -float(posterior.log_density(*posterior.others(rows, None)).sum()) / len(rows)
 

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._kinds import check_steps
 from pyro_nngp._memory import at_once
 from pyro_nngp._shared import shared
 from pyro_nngp.bound import Bound
@@ -232,6 +233,7 @@ class SVGP(Method):
         """
         if self.likelihood is None:
             fail("SVGP.solve", "a likelihood", "in the model", None, "Train q(nu) by gradients.")
+        check_steps("SVGP.solve", max_steps, tolerance)
         posterior, rows = self.posterior(self.bound()), self.rows
         likelihood, y = rows.likelihood(posterior.bound), rows.targets()
         if self.fitc:

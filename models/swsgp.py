@@ -32,7 +32,7 @@ from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_num_neighbors, fail, warn
+from pyro_nngp._checks import check_num_neighbors, check_rows, fail, warn
 from pyro_nngp._indexing import values_at
 from pyro_nngp._shared import shared
 from pyro_nngp.bound import Bound
@@ -321,6 +321,7 @@ class SWSGP(Method):
         """
         if not has_evidence(self):
             return None
+        check_rows("SWSGP.log_evidence", "rows", rows, self.num_data)
         bound, data = self.bound(), self.rows
         few = min(_EVIDENCE_NEIGHBORS, data.num_rows - 1)
         near = nearest_predecessors(bound.covariance, self.x, rows, few, seed=0)

@@ -27,6 +27,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._indexing import values_at
+from pyro_nngp._kinds import check_flags, check_steps
 from pyro_nngp._shared import shared
 from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import graph_conditional
@@ -149,6 +150,7 @@ class VNNGP(Method):
         jitter = _ENCODER_JITTER if jitter is None and isinstance(guide, Amortized) else jitter
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         where = type(self).__name__
+        check_flags(where, learn_inducing=learn_inducing)
         if inducing is None and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         guide = _checked_guide(where, guide, self.likelihood is not None, inducing is None)
@@ -327,6 +329,7 @@ class VNNGP(Method):
             actual = "no likelihood" if self.likelihood is None else other
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
+        check_steps(f"{type(self).__name__}.solve", max_steps, tolerance)
         self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
     @property

@@ -94,6 +94,7 @@ def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str
     """Raise unless `value` is a finite number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
+    _check_range(where, arg, value)
     if not (math.isfinite(value) and value >= least):
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
@@ -102,15 +103,14 @@ def check_positive(where: str, arg: str, value: Any, cure: str = "Pass a number.
     """Raise unless `value` is a finite number > 0, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
+    _check_range(where, arg, value)
     if not (0 < value <= most and value < math.inf):
         fail(where, arg, "to be finite and > 0" + (f" and <= {most:g}" if most < math.inf else ""), value, cure)
 
 
-def check_callable(where: str, arg: str, value: Any, cure: str) -> None:
-    """Raise ``TypeError`` unless `value` is a function, or another object that can be called; a class is neither."""
-    if not callable(value) or isinstance(value, type):
-        actual = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        fail(where, arg, "to be callable", actual, cure, TypeError)
+def _check_range(where: str, arg: str, value: float) -> None:
+    if isinstance(value, int) and abs(value) >= 2**63:
+        fail(where, arg, "in the range of 64-bit integers", f"{value!r:.40}", "Pass a float for such a number.")
 
 
 def check_gradients(where: str, tensors: Iterable[Tensor]) -> None:
@@ -137,7 +137,7 @@ def check_memory(
 
 def check_path(where: str, arg: str, value: Any) -> None:
     """Raise ``TypeError`` unless `value` names a file."""
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         fail(where, arg, "to be a path", type(value).__name__, "Name a file.", TypeError)
 
 
@@ -185,23 +185,21 @@ def check_finite(where: str, arg: str, value: Tensor) -> None:
         fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
 
 
+def check_floating(where: str, arg: str, value: Any) -> None:
+    """Raise ``TypeError`` unless `value` is a dense floating-point tensor."""
+    check_tensor(where, arg, value)
+    if not value.is_floating_point():
+        fail(where, arg, "of a floating-point dtype", value.dtype, "Call .float() or .double() on it.", TypeError)
+
+
 def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for one input dimension.") -> None:
     """Raise unless `x` is a finite floating-point tensor of shape (N, D) with N, D >= 1."""
     check_tensor(where, arg, x)
     if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] < 1:
         cure = cure if x.dim() != 2 else "Give at least one row and one column."
         fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), cure)
-    if not x.is_floating_point():
-        fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)
+    check_floating(where, arg, x)
     check_finite(where, arg, x)
-
-
-def check_metric(where: str, arg: str, metric: Any, num_columns: int) -> None:
-    """Raise unless `metric` is None, a function, or lengthscales."""
-    if isinstance(metric, Tensor):
-        check_lengthscales(where, arg, metric, num_columns)
-    elif metric is not None:
-        check_callable(where, arg, metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
 
 
 def check_lengthscales(where: str, arg: str, value: Any, num_columns: int) -> None:

@@ -23,7 +23,7 @@ from pyro.nn import PyroSample
 from torch import Tensor
 from torch.distributions.transforms import ReshapeTransform
 
-from pyro_nngp._checks import check_int, check_number, fail, undefined
+from pyro_nngp._checks import check_int, check_memory, check_number, fail, undefined
 from pyro_nngp._kinds import check_sequence
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 from pyro_nngp.linalg import cholesky, half_solve
@@ -119,6 +119,7 @@ class ConstantMean(BasisMean):
             check_number("ConstantMean", "value", value, -math.inf)
         if num_latents is not None:
             check_int("ConstantMean", "num_latents", num_latents, 1)
+            check_memory("ConstantMean", "values", num_latents, torch.get_default_dtype())
         self.is_set = value is not None
         shape = () if num_latents is None else (num_latents,)
         self.value = scaled(torch.full(shape, 0.0 if value is None else float(value)), 1.0)
@@ -192,10 +193,14 @@ class LinearMean(BasisMean):
     ) -> None:
         super().__init__()
         check_int("LinearMean", "input_dim", input_dim, 1, "Pass the number of columns.")
+        check_memory("LinearMean", "slopes", input_dim, torch.get_default_dtype(), "Pass the number of columns.")
         if active_dims is not None:
             check_sequence("LinearMean", "active_dims", active_dims, "List column numbers.")
         for column in active_dims or ():
             check_int("LinearMean", "active_dims", column, cure="List column numbers.")
+        if num_latents is not None:
+            check_int("LinearMean", "num_latents", num_latents, 1)
+            check_memory("LinearMean", "slopes", num_latents * input_dim, torch.get_default_dtype())
         if active_dims is not None and len(active_dims) != input_dim:
             fail(
                 "LinearMean", "active_dims", f"of length {input_dim}", len(active_dims), "Make it agree with input_dim."

@@ -162,6 +162,8 @@ class _Writer:
         return {"object": self._seen[id(value)][0]}
 
     def _node(self, value: Any, path: str) -> Any:
+        if isinstance(value, bytes):
+            self._refuse(path, "bytes")
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if type(value) is dict:

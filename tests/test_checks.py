@@ -5,7 +5,6 @@ import torch
 
 from pyro_nngp._checks import (
     check_batch,
-    check_callable,
     check_device,
     check_int,
     check_memory,
@@ -18,6 +17,7 @@ from pyro_nngp._checks import (
     trusted_rows,
     warn,
 )
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.kernels import RBF
 
 

@@ -1,11 +1,23 @@
 """Checks of what an argument is, and the entrances that use them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from pyro.distributions import Normal
 
 from pyro_nngp import distributions as dist
-from pyro_nngp._kinds import broadcast, check_flag, check_kind, check_sequence, draws_shape
+from pyro_nngp._kinds import (
+    broadcast,
+    check_flags,
+    check_kind,
+    check_sequence,
+    check_steps,
+    draws_shape,
+    takes,
+    validation,
+)
 from pyro_nngp.adapters import plots
 from pyro_nngp.adapters.maps import predict_grid
 from pyro_nngp.adapters.sklearn import NNGPRegressor
@@ -13,7 +25,9 @@ from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_c
 from pyro_nngp.data import Standardizer
 from pyro_nngp.hyperparameters import HyperparameterGuide, lognormal_priors
 from pyro_nngp.inducing import Strauss, kmeans
+from pyro_nngp.inference import SGLD, RowAdam, plot_coverage, plot_pit, plot_reliability, psis_khat, sbc_ranks
 from pyro_nngp.kernels import RBF, Rotation
+from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.neighbors import NeighborGraph, SearchIndex, nearest_predecessors, recall, time_ordering
 from pyro_nngp.storage import load
@@ -23,9 +37,40 @@ from tests.builders import build, uniform
 
 @pytest.mark.parametrize("value", [None, 1, "yes", torch.ones(2)])
 def test_a_flag_is_true_or_false(value):
-    check_flag("f", "flag", np.bool_(True))
+    check_flags("f", flag=np.bool_(True))
     with pytest.raises(TypeError, match=r"f: expected flag to be True or False, got \w+\. Pass one of them\."):
-        check_flag("f", "flag", value)
+        check_flags("f", flag=value)
+
+
+def test_validation_is_a_flag_or_none():
+    assert [validation("D", value) for value in (None, True, False)] == [None, True, False]
+    with pytest.raises(TypeError, match="D: expected validate_args to be True or False, got Tensor"):
+        validation("D", torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("function", "num_args", "known"),
+    [
+        (lambda x: x, 1, True),
+        (lambda x: x, 2, False),
+        (RBF(2), 2, True),
+        (torch.nn.Linear(2, 2), 2, False),
+        (partial(max, 1), 1, True),
+        (torch.distributions.Normal(0.0, 1.0).sample, 2, False),
+        (dist.PolyaGamma(torch.ones(3)), 2, False),  # an instance has the signature of its class
+        (torch.add, 2, True),  # has no signature
+    ],
+)
+def test_numbers_of_arguments_are_known(function, num_args, known):
+    assert takes(function, num_args) == known
+
+
+def test_solvers_take_steps_and_a_tolerance():
+    check_steps("s", 0, 0.0)
+    with pytest.raises(TypeError, match="s: expected max_steps to be an int, got 'a'"):
+        check_steps("s", "a", 0.1)
+    with pytest.raises(ValueError, match="s: expected tolerance to be finite and >= 0, got -1"):
+        check_steps("s", 1, -1)
 
 
 def test_kinds_and_sequences_are_named():
@@ -102,6 +147,38 @@ WRONG = {  # what is called, and the beginning of its error
         lambda: NeighborGraph(X, 2).subset(torch.tensor([3])),
         "subset: expected rows to be two or more, got 1",
     ),
+    "programs": (lambda: psis_khat(3, ONE.sum), "psis_khat: expected model to be callable, got int"),
+    "transforms": (lambda: plot_pit([0.1]), "plot_pit: expected values to be a torch.Tensor, got list"),
+    "covered": (lambda: plot_coverage(0.1), "plot_coverage: expected values to be a torch.Tensor, got float"),
+    "labels": (lambda: plot_reliability(ONE), "plot_reliability: expected reliability to be a Reliability, got Tensor"),
+    "truth": (
+        lambda: sbc_ranks(lambda: 1, lambda _: {}, 1, progress=False),
+        r"sbc_ranks: expected simulate\(\) to return \(\{site: value\}, data\), got int",
+    ),
+    "inferred": (
+        lambda: sbc_ranks(lambda: ({"a": ONE}, 1), lambda _: 1, 1, progress=False),
+        r"sbc_ranks: expected infer\(data\) to be \{site: draws\}, got int",
+    ),
+    "simulator": (
+        lambda: sbc_ranks(lambda x: x, dict, 1),
+        "expected simulate to be callable with 0 arguments, got fun",
+    ),
+    "tables": (lambda: RowAdam([1.0], 0.1), "RowAdam: expected params to be tables, got float"),
+    "no tables": (lambda: RowAdam([], 0.1), "RowAdam: expected params to hold a table or more, got none"),
+    "schedule": (
+        lambda: SGLD(lambda: None, lambda _: -1),
+        r"SGLD: expected step_size\(0\) to be finite and >= 0, got -1",
+    ),
+    "no covariance": (
+        lambda: whitened_conditional(Normal(0.0, 1.0), X, X, 1e-6),
+        "bind: expected kernel to be a covariance function of x and z, got Normal",
+    ),
+    "huge": (lambda: Rotation(2**70), "Rotation: expected angle in the range of 64-bit integers"),
+    "batch": (
+        lambda: Gaussian(ONE)(X[:, 0]),
+        r"Gaussian: expected variance, f of shapes that broadcast, got \(\(3,\), ",
+    ),
+    "whole numbers": (lambda: nn_conditional(RBF(2), X.long(), X[:, None]), "expected x of a floating-point dtype"),
     "extra": (lambda: NeighborGraph(X, 2).batch(extra=3), "NeighborGraph.batch: expected extra to be a torch.Tensor"),
     "start": (lambda: nearest_predecessors(X, 2, start={}), "nearest_predecessors: expected start to be an int"),
     "recall": (lambda: recall([1], X), "recall: expected approximate to be a torch.Tensor"),

@@ -287,10 +287,12 @@ class Arrays:
 
 
 def check_mappings(where: str, **arguments: Any) -> None:
-    """Raise ``TypeError`` for an argument that is neither None nor a dict."""
+    """Raise ``TypeError`` for an argument that is neither None nor a dict whose keys are names."""
     for arg, value in arguments.items():
         if value is not None and not isinstance(value, Mapping):
             fail(where, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
+        if value is not None and not all(isinstance(name, str) for name in value):
+            fail(where, arg, "to have names as keys", list(value), "Pass names and values.", TypeError)
 
 
 def creation_attrs() -> dict[str, str]:

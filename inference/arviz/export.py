@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_int, check_memory, fail
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
@@ -128,6 +129,10 @@ def to_arviz(
         if number is not None:
             check_int(_WHERE, arg, number, least, "Leave it out for the default.")
     check_int(_WHERE, "num_prior_samples", num_prior_samples, 0, "It counts draws from the prior.")
+    flags = {"posterior_predictive": posterior_predictive, "log_prior": log_prior, "unconstrained": unconstrained}
+    flags |= {"log_density": log_density, "log_likelihood_conditional": log_likelihood_conditional}
+    flags |= {} if log_likelihood is None else {"log_likelihood": log_likelihood}
+    check_flags(_WHERE, progress=progress, **flags)
     rows = num_data or getattr(source, "num_data", 1)
     most = max(num_samples or 1, num_prior_samples)
     check_memory(_WHERE, "draws", most * (rows if isinstance(rows, int) else 1), torch.get_default_dtype())

@@ -39,7 +39,8 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
+from pyro_nngp._checks import check_int, check_number, fail, warn
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference._traces import check_program, sample_sites
 from pyro_nngp.inference.autoguide import laplace
@@ -523,12 +524,18 @@ class AutoNNGP(AutoGuide):
         Warns:
             UserWarning: if the guide is far from the posterior.
         """
+        try:
+            levels = torch.as_tensor(quantiles, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            levels = torch.empty(0)
+        if levels.dim() != 1 or not levels.numel() or not ((levels >= 0) & (levels <= 1)).all():
+            cure = "List probabilities, such as [0.05, 0.95]."
+            fail("AutoNNGP.quantiles", "quantiles", "to be probabilities", f"{quantiles!r:.40}", cure)
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         result: dict[str, Tensor] = {}
         draws: dict[str, list[Tensor]] = {name: [] for name in self.gaussian}
         weighted = []
-        levels = torch.tensor(quantiles, dtype=torch.float64)
         count = _HYPER_DRAWS if self.hyperparameters else 1
         latent = torch.zeros(count, 0)
         if self.hyperparameters:

@@ -25,9 +25,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_callable, check_int, check_memory, check_tensor, fail
+from pyro_nngp._checks import check_int, check_memory, check_tensor, fail
+from pyro_nngp._kinds import check_callable, check_flags, check_kind
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference._traces import check_all_rows, latent_values, run_at, total_log_prob
+from pyro_nngp.inference._traces import check_all_rows, check_program, latent_values, run_at, total_log_prob
 
 Sites = Mapping[str, Tensor]
 
@@ -61,7 +62,8 @@ def psis_khat(
 
     Reference: Yao, Vehtari, Simpson, Gelman (2018), "Yes, but did it work? Evaluating variational inference", ICML.
     """
-    check_callable("psis_khat", "model", model, "Pass a Pyro model.")
+    check_flags("psis_khat", progress=progress)
+    check_program("psis_khat", model)
     check_callable("psis_khat", "guide", guide, "Pass its guide.")
     check_int("psis_khat", "num_samples", num_samples)
     check_memory("psis_khat", "draws", num_samples, torch.float64)
@@ -105,15 +107,21 @@ def sbc_ranks(
     Reference: Talts, Betancourt, Simpson, Vehtari, Gelman (2018), "Validating Bayesian inference algorithms with
     simulation-based calibration".
     """
-    check_callable("sbc_ranks", "simulate", simulate, "It returns ({site: value}, data).")
-    check_callable("sbc_ranks", "infer", infer, "It returns {site: draws}.")
+    check_callable("sbc_ranks", "simulate", simulate, "It returns ({site: value}, data).", 0)
+    check_callable("sbc_ranks", "infer", infer, "It returns {site: draws}.", 1)
+    check_flags("sbc_ranks", progress=progress)
     check_int("sbc_ranks", "num_simulations", num_simulations, 1)
     check_memory("sbc_ranks", "ranks", num_simulations, torch.get_default_dtype())
     ranks: dict[str, list[Tensor]] = {}
     with deferred_interrupt() as pressed:
         for _ in tqdm(range(num_simulations), disable=not progress, desc="sbc", unit="fit"):
-            truth, data = simulate()
+            pair = simulate()
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Mapping)):
+                actual, cure = type(pair).__name__, "Return the values that are to be inferred, and the data."
+                fail("sbc_ranks", "simulate()", "to return ({site: value}, data)", actual, cure, TypeError)
+            truth, data = pair
             draws = infer(data)
+            check_kind("sbc_ranks", "infer(data)", draws, Mapping, "{site: draws}", "Return draws of each true value.")
             missing = sorted(truth.keys() - draws.keys())
             if missing:
                 fail(

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._checks import check_int, check_tensor
+from pyro_nngp._kinds import check_kind
 from pyro_nngp._matplotlib import axis
 from pyro_nngp.inference.diagnostics.calibration import Reliability, coverage_curve
 
@@ -28,8 +30,11 @@ def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -
         The axis.
 
     Raises:
+        TypeError, ValueError: for malformed arguments.
         ImportError: without matplotlib.
     """
+    check_tensor("plot_pit", "values", values)
+    check_int("plot_pit", "num_bins", num_bins, 1)
     ax = axis("plot_pit", ax)
     n = values.numel()
     from scipy import stats  # takes a second to import
@@ -54,8 +59,10 @@ def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
         The axis.
 
     Raises:
+        TypeError: if `values` is no tensor.
         ImportError: without matplotlib.
     """
+    check_tensor("plot_coverage", "values", values)
     ax = axis("plot_coverage", ax)
     levels = np.linspace(0, 1, 101)
     from scipy import stats
@@ -79,8 +86,11 @@ def plot_reliability(reliability: Reliability, ax: Any = None) -> Any:
         The axis.
 
     Raises:
+        TypeError: if `reliability` is something else.
         ImportError: without matplotlib.
     """
+    cure = "Pass the result of reliability."
+    check_kind("plot_reliability", "reliability", reliability, Reliability, "a Reliability", cure)
     ax = axis("plot_reliability", ax)
     predicted, observed, number = (value.detach().cpu().numpy() for value in reliability)
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)

@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_int, check_memory, check_path, check_positive, fail, warn
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.distributed import World
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
@@ -90,9 +91,7 @@ class SGMCMC(MCMC):
                 cure = "Leave it out: another run of the guide would give white values another meaning."
                 fail("SGMCMC", "checkpoint", "to be None with a guide", str(checkpoint), cure)
         check_memory("SGMCMC", "draws", num_samples * num_chains, torch.get_default_dtype())
-        if not isinstance(vectorize, bool):
-            cure = "True moves all chains at once."
-            fail("SGMCMC", "vectorize", "to be True or False", f"{vectorize!r:.40}", cure, TypeError)
+        check_flags("SGMCMC", vectorize=vectorize, disable_progbar=disable_progbar)
         if initial_params is not None and not isinstance(initial_params, dict):
             cure = "Pass {site: unconstrained values (C, ...)}."
             fail("SGMCMC", "initial_params", "to be a dict", type(initial_params).__name__, cure, TypeError)
@@ -133,6 +132,10 @@ class SGMCMC(MCMC):
         Raises:
             RuntimeError: if the run has no draws, because it ended in burn-in or has not begun.
         """
+        where = "SGMCMC.get_samples"
+        check_flags(where, group_by_chain=group_by_chain)
+        if num_samples is not None:
+            check_int(where, "num_samples", num_samples, 1)
         self._check_draws("get_samples")
         return super().get_samples(num_samples, group_by_chain)
 

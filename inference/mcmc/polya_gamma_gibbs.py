@@ -28,7 +28,8 @@ from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable, fail
+from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.inference._traces import base_distribution
 from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyro_nngp._checks import check_callable, check_number, check_positive, fail
+from pyro_nngp._checks import check_number, check_positive, fail
+from pyro_nngp._kinds import check_callable
 
 Schedule = Callable[[int], float]
 
@@ -109,7 +110,8 @@ def as_schedule(where: str, arg: str, value: float | Schedule) -> Schedule:
         ValueError: if the number is not positive and finite.
     """
     if callable(value):
-        check_callable(where, arg, value, "Pass a number, or an instance of a schedule.")
+        check_callable(where, arg, value, "Pass a number, or an instance of a schedule.", 1)
+        check_number(where, f"{arg}(0)", value(0), cure="A schedule maps the number of an update to a number.")
         return value
     check_positive(where, arg, value)
     return Constant(float(value))

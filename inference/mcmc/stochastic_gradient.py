@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 from pyro.infer.autoguide import init_to_sample
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
+from pyro_nngp._checks import check_int, check_number, fail, warn
+from pyro_nngp._kinds import check_callable, check_flags
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.fixed_transport import FixedTransport
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
@@ -103,9 +104,7 @@ class StochasticGradientKernel(AdaptiveStep):
         if optim is not None and not isinstance(optim, dict) and not callable(optim):
             cure = 'Pass a constructor, or arguments of Adam such as {"lr": 0.01}.'
             fail(self._where, "optim", "to be callable, or a dict", type(optim).__name__, cure, TypeError)
-        if not isinstance(control_variates, bool):
-            cure = "True takes gradients at an anchor off."
-            fail(self._where, "control_variates", "to be True or False", f"{control_variates!r:.40}", cure, TypeError)
+        check_flags(self._where, control_variates=control_variates)
         if control_variates and optim is not None:
             cure = "Fit the parameters before the run: gradients at an anchor belong to one value of them."
             fail(self._where, "optim", "to be None with control variates", f"{optim!r:.40}", cure)

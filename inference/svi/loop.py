@@ -38,16 +38,8 @@ from typing import Any, Literal, cast
 import torch
 from pyro.infer import ELBO
 
-from pyro_nngp._checks import (
-    check_callable,
-    check_choice,
-    check_device,
-    check_gradients,
-    check_int,
-    check_positive,
-    check_seed,
-    fail,
-)
+from pyro_nngp._checks import check_choice, check_device, check_gradients, check_int, check_positive, check_seed, fail
+from pyro_nngp._kinds import check_callable, check_flags
 from pyro_nngp._memory import memory_errors
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
@@ -162,8 +154,9 @@ def fit(
     check_seed("fit", seed)
     if device is not None:
         check_device("fit", device)
+    check_flags("fit", replay=replay, progress=progress)
     if callback is not None:
-        check_callable("fit", "callback", callback, "It is called as callback(step, loss).")
+        check_callable("fit", "callback", callback, "It is called as callback(step, loss).", 2)
     elbo = _given("elbo", elbo, ELBO)
     schedule = _given("schedule", schedule, Schedule) or Schedule()
     validation = _given("validation", validation, Validation)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyro_nngp._checks import check_int, check_path, check_positive, fail
+from pyro_nngp._kinds import check_flags, check_kind
 
 COUNT = "It counts gradient steps, or rows per step."
 
@@ -31,8 +32,9 @@ class Schedule:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
+        cure = "They are fractions of the number of steps."
+        check_kind("Schedule", "milestones", self.milestones, (tuple, list), "a list or tuple", cure)
         if not all(isinstance(m, int | float) and 0 < m < 1 for m in self.milestones):
-            cure = "They are fractions of the number of steps."
             fail("Schedule", "milestones", "to be in (0, 1)", self.milestones, cure)
         check_positive("Schedule", "decay", self.decay, "The rates are multiplied by it.", most=1.0)
         for arg, cure in (("local_lr", "It is a learning rate."), ("clip_norm", "It bounds a norm; None is no bound.")):
@@ -91,6 +93,7 @@ class Checkpoint:
     step_back: bool = False
 
     def __post_init__(self) -> None:
+        check_flags("Checkpoint", step_back=self.step_back)
         check_path("Checkpoint", "path", self.path)
         check_int("Checkpoint", "every", self.every, 1, COUNT)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_kind
 from pyro_nngp.native import rows as compiled
 
 
@@ -39,6 +40,12 @@ class RowAdam(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
+        check_kind("RowAdam", "params", params, Iterable, "an iterable of tables", "Pass module.parameters().")
+        params = list(params)
+        if not params:
+            fail("RowAdam", "params", "to hold a table or more", "none", "Pass module.parameters().")
+        for each in params:
+            check_kind("RowAdam", "params", each, (Tensor, dict), "tables", "Pass module.parameters().")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()

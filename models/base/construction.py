@@ -11,7 +11,8 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_callable, check_metric, check_number, fail, warn, warn_if_coarse
+from pyro_nngp._checks import check_number, fail, warn, warn_if_coarse
+from pyro_nngp._kinds import check_callable, check_metric
 from pyro_nngp._random import seeded
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters import HyperparameterGuide, unset_hyperparameters

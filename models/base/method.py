@@ -490,6 +490,9 @@ class Method(GPModule):
         Cost: as :meth:`sample`.
         """
         where = f"{type(self).__name__}.sample_y"
+        check_new_inputs(where, x_new, self.x)
+        if seed is not None:
+            check_seed(where, seed)
         if self.likelihood is None:
             fail(where, "a likelihood", "in the model", None, "Take sample for draws of f.")
         with seeded(seed, x_new):

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_batch, fail
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, evenly_spaced, one_draw
@@ -176,6 +177,7 @@ def draws_by_draw(
 ) -> Callable[[Draw], tuple[Posterior, Float[Tensor, "*L P"]]]:
     """The posterior and one joint draw of f as a function of one posterior draw at a time."""
     method._check_new("predictions_by_draw", x_new)
+    check_flags(f"{type(method).__name__}.predictions_by_draw", from_guide=from_guide)
     anew = from_guide and not method._sites_determine_f
     posterior, part, k = posterior_near(method, x_new, num_neighbors, None if anew else {}, jointly=True)
     near, where = posterior.joint_neighbors(x_new, k, seed), f"{type(method).__name__}.predictions_by_draw"
@@ -207,6 +209,7 @@ def leave_one_out_by_draw(
 ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
     """Log densities of some rows given all others as a function of one posterior draw at a time."""
     known: list[Tensor] = []  # the densities, where no draw differs from another
+    check_flags(f"{type(method).__name__}.loo_by_draw", from_guide=from_guide)
     integrates = from_guide and not method.hyper_guide.has_sites
     where, (_, part, others) = _where_loo(method), _others(method, idx, num_neighbors, not integrates)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, fail
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers
 from pyro_nngp.hyperparameters.priors import modules_with_priors
@@ -119,6 +119,7 @@ def log_prob_of_rows(method: Any, batch_size: int) -> Float[Tensor, ""]:
 
     Hyperparameters with priors are at the median of their guide.
     """
+    check_int(f"{type(method).__name__}.log_prob", "batch_size", batch_size, 1)
     method.bound()  # raises if priors do not fit the guide
     names, total = (method.site("y"), method.site("weights")), method.x.new_zeros(())
     at = {method.site(name): value for name, value in _by_name(method).items()}

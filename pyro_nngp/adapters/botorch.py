@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable, check_int, check_tensor, fail, import_extra
-from pyro_nngp._kinds import draws_shape
+from pyro_nngp._checks import check_int, check_tensor, fail, import_extra
+from pyro_nngp._kinds import check_callable, draws_shape
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import Fantasies, Method
 
@@ -100,7 +100,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
             ValueError, TypeError: for malformed points, another output, or noise of a likelihood that is not Gaussian.
         """
         where = f"{type(self).__name__}.posterior"
-        if output_indices not in (None, [0]):
+        if output_indices is not None and not (isinstance(output_indices, list) and output_indices == [0]):
             fail(where, "output_indices", "to be None or [0]", output_indices, "There is one output.")
         check_tensor(where, "X", X)
         if X.dim() < 2:
@@ -146,6 +146,8 @@ class NearestNeighborModel(Model, FantasizeMixin):
             fail(where, "noise", "to be that of the likelihood", "other variances", "Leave it out.")
         check_tensor(where, "X", X)
         check_tensor(where, "Y", Y)
+        if X.dim() < 2:
+            fail(where, "X", "of shape (..., p, d)", tuple(X.shape), "Use X[None] for a single point.")
         if Y.shape[-1:] != (1,) or Y.shape[-2:-1] != X.shape[-2:-1]:
             fail(where, "Y", f"of shape (..., {X.shape[-2]}, 1)", tuple(Y.shape), "Give one value per point.")
         y = Y[..., 0]

@@ -15,7 +15,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_number, check_tensor
+from pyro_nngp._checks import check_floating, check_number
 from pyro_nngp.conditionals.general_kernel import variance_left
 from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
@@ -77,6 +77,6 @@ def local_conditional(
 
 
 def _check(where: str, x: Any, z: Any, jitter: Any) -> None:
-    check_tensor(where, "x", x)
-    check_tensor(where, "z", z)
+    check_floating(where, "x", x)
+    check_floating(where, "z", z)
     check_number(where, "jitter", jitter)

@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_floating, check_number, check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.low_rank import residual_conditional
@@ -77,7 +77,7 @@ def nn_conditional(
     Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
     """
     for arg, value in (("x", x), ("z", z)):
-        check_tensor("nn_conditional", arg, value)
+        check_floating("nn_conditional", arg, value)
     if jitter is not None:
         check_number("nn_conditional", "jitter", jitter)
     if x.dim() != 2 or z.dim() != 3 or z.shape[0] != x.shape[0] or z.shape[2] != x.shape[1]:

@@ -80,7 +80,8 @@ def _dealt(parts: Int[Tensor, " N"], folds: int, seed: int) -> Int[Tensor, " N"]
 
 def _cubes(where: str, x: Float[Tensor, "N D"], sides: float | Sequence[float]) -> Int[Tensor, " N"]:
     """Numbers of the boxes of a regular grid that hold the rows."""
-    each = [sides] * x.shape[1] if isinstance(sides, int | float) else list(sides)
+    listed = list(sides) if isinstance(sides, Sequence) else []
+    each = [sides] * x.shape[1] if isinstance(sides, int | float) else listed
     numbers = all(isinstance(side, int | float) and not isinstance(side, bool) and side > 0 for side in each)
     if len(each) != x.shape[1] or not numbers:
         cure = "Give the side of a block in the units of x, or one for each column, inf for columns that do not count."

@@ -50,7 +50,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape
+from pyro_nngp._kinds import draws_shape, validation
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.low_rank import LowRank
 from pyro_nngp.distributions.nngp import check_prior, check_values, draw_appended
@@ -110,7 +110,7 @@ class FullScaleNNGP(TorchDistribution):
             cure = "Build one for each set."
             actual = f"a batch {tuple(self.kernel.batch_shape)}"
             fail(where, "hyperparameters", "of one set", actual, cure, NotImplementedError)
-        super().__init__(torch.Size(), graph.x.shape[:1], validate_args=validate_args)
+        super().__init__(torch.Size(), graph.x.shape[:1], validate_args=validation("FullScaleNNGP", validate_args))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "FullScaleNNGP":
         """Independent copies, one per index of `batch_shape`, that share what is computed once."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import fail
-from pyro_nngp._kinds import check_kind, check_sequence, draws_shape
+from pyro_nngp._kinds import check_kind, check_sequence, draws_shape, validation
 
 
 class Mixture(TorchDistribution):
@@ -38,7 +38,9 @@ class Mixture(TorchDistribution):
         if len(shapes) != 1:
             fail("Mixture", "components", "of one shape", sorted(shapes), "Give at least one; expand the others.")
         self.components = tuple(components)
-        super().__init__(components[0].batch_shape, components[0].event_shape, validate_args=validate_args)
+        super().__init__(
+            components[0].batch_shape, components[0].event_shape, validate_args=validation("Mixture", validate_args)
+        )
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint | None:

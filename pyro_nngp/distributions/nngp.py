@@ -24,6 +24,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import (
     check_finite,
+    check_floating,
     check_new_inputs,
     check_num_neighbors,
     check_number,
@@ -32,7 +33,7 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape
+from pyro_nngp._kinds import draws_shape, validation
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind
@@ -103,7 +104,7 @@ class NNGP(TorchDistribution):
         batch_shape = self._conditionals.kernel.batch_shape
         if batch_shape is None:  # such a kernel may read Pyro sites when called: call it in the model
             batch_shape = self.conditionals[1].shape[:-1]
-        super().__init__(batch_shape, self.batch.rows.shape, validate_args=validate_args)
+        super().__init__(batch_shape, self.batch.rows.shape, validate_args=validation("NNGP", validate_args))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGP":
         """Independent copies, one per index of `batch_shape`, that share the conditionals."""
@@ -306,7 +307,7 @@ def check_prior(where: str, kernel: Any, graph: Any, jitter: Any) -> None:
 
 def check_values(where: str, arg: str, value: Any, x: Float[Tensor, "N D"]) -> None:
     """Raise unless a tensor has finite values at all points x along its last dimension."""
-    check_tensor(where, arg, value)
+    check_floating(where, arg, value)
     check_same_kind(where, **{"x": x, arg: value})
     if value.shape[-1:] != x.shape[:1]:
         expectation, cure = f"of shape (..., {len(x)})", "Give a value for each point of the graph."

@@ -13,7 +13,7 @@ from pyro.distributions import AsymmetricLaplace, constraints
 from torch import Tensor
 from torch.special import erfcx, log_ndtr
 
-from pyro_nngp._kinds import broadcast, draws_shape
+from pyro_nngp._kinds import broadcast, draws_shape, validation
 from pyro_nngp.distributions.expandable import Expandable
 
 
@@ -44,7 +44,7 @@ class NormalLaplace(Expandable):
         self.loc, self.var, self.quantile, self.scale = broadcast(
             "NormalLaplace", loc=loc, var=var, quantile=quantile, scale=scale
         )
-        super().__init__(self.loc.shape, validate_args=validate_args)
+        super().__init__(self.loc.shape, validate_args=validation("NormalLaplace", validate_args))
 
     @property
     def mean(self) -> Tensor:

@@ -38,7 +38,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints, register_kl
 
-from pyro_nngp._kinds import broadcast, draws_shape
+from pyro_nngp._kinds import broadcast, draws_shape, validation
 from pyro_nngp._memory import at_once
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.native import polya_gamma as compiled
@@ -77,7 +77,7 @@ class PolyaGamma(Expandable):
     ) -> None:
         self.concentration, self.tilt = broadcast("PolyaGamma", concentration=concentration, tilt=tilt)
         self._unit = _is_one(concentration)
-        super().__init__(self.concentration.shape, validate_args=validate_args)
+        super().__init__(self.concentration.shape, validate_args=validation("PolyaGamma", validate_args))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:

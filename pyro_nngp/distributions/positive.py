@@ -14,7 +14,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from pyro_nngp._kinds import broadcast, draws_shape
+from pyro_nngp._kinds import broadcast, draws_shape, validation
 from pyro_nngp.distributions.expandable import Expandable
 
 _TERMS = 160  # of the series
@@ -35,7 +35,7 @@ class InverseGaussian(Expandable):
 
     def __init__(self, log_mean: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
         self.log_mean, self.concentration = broadcast("InverseGaussian", log_mean=log_mean, concentration=concentration)
-        super().__init__(self.log_mean.shape, validate_args=validate_args)
+        super().__init__(self.log_mean.shape, validate_args=validation("InverseGaussian", validate_args))
 
     @property
     def mean(self) -> Tensor:
@@ -79,7 +79,7 @@ class GeneralizedPareto(Expandable):
         self.log_scale, self.concentration = broadcast(
             "GeneralizedPareto", log_scale=log_scale, concentration=concentration
         )
-        super().__init__(self.log_scale.shape, validate_args=validate_args)
+        super().__init__(self.log_scale.shape, validate_args=validation("GeneralizedPareto", validate_args))
 
     @property
     def mean(self) -> Tensor:
@@ -138,7 +138,7 @@ class Tweedie(Expandable):
     def __init__(self, log_mean: Tensor, dispersion: Tensor, power: Tensor, validate_args: bool | None = None) -> None:
         self.log_mean = broadcast("Tweedie", log_mean=log_mean, dispersion=dispersion, power=power)[0]
         self.dispersion, self.power = dispersion, power
-        super().__init__(self.log_mean.shape, validate_args=validate_args)
+        super().__init__(self.log_mean.shape, validate_args=validation("Tweedie", validate_args))
 
     @property
     def mean(self) -> Tensor:

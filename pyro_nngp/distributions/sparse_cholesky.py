@@ -26,7 +26,7 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape
+from pyro_nngp._kinds import draws_shape, validation
 from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
@@ -89,7 +89,9 @@ class SparseCholeskyNormal(Expandable):
         self.loc, self.scale, self.pattern, self.rows, self.targets = loc, scale, pattern, rows, targets
         self.weights = torch.where(pattern >= 0, weights, 0.0)
         self._drawn: tuple[Tensor, Tensor] | None = None
-        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
+        super().__init__(
+            loc.shape[:-1], loc.shape[-1:], validate_args=validation("SparseCholeskyNormal", validate_args)
+        )
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:

@@ -9,6 +9,7 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_int, check_num_neighbors, check_same_kind, check_seed, fail
+from pyro_nngp._kinds import check_flags
 from pyro_nngp._tape import operation
 from pyro_nngp.hyperparameters import scaled
 from pyro_nngp.kernels.metric import column_scale
@@ -77,6 +78,7 @@ def inducing_points(
 
 def place_inducing(owner: nn.Module, z: Float[Tensor, "M D"], x: Float[Tensor, "N D"], learn: bool) -> None:
     """Make inducing points the attribute ``z`` of a module: a parameter in units of the columns of x, or a buffer."""
+    check_flags(type(owner).__name__, learn_inducing=learn)
     if learn:
         owner.z = scaled(z, column_scale(x))
     else:

@@ -32,8 +32,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_callable, check_number, check_positive, fail, undefined
-from pyro_nngp._kinds import check_kind
+from pyro_nngp._checks import check_number, check_positive, fail, undefined
+from pyro_nngp._kinds import check_callable, check_kind, validation
 from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, factor_log_det
 
@@ -71,7 +71,7 @@ class Interacting(TorchDistribution):
 
     def __init__(self, base: Distribution, validate_args: bool | None = None) -> None:
         self.base = _checked(type(self).__name__, "base", base, "a distribution over (M, D)")
-        super().__init__(torch.Size(), base.event_shape, validate_args=validate_args)
+        super().__init__(torch.Size(), base.event_shape, validate_args=validation(type(self).__name__, validate_args))
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
-from pyro_nngp._kinds import check_flag
+from pyro_nngp._kinds import check_flags, takes
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
 from pyro_nngp.kernels.radial import Radial, broadcast_numbers
@@ -240,7 +240,7 @@ class Kernel(GPModule):
 
         With ``diag=True`` the variances (*S, ..., n) at x, without z.
         """
-        check_flag(type(self).__name__, "diag", diag)
+        check_flags(type(self).__name__, diag=diag)
         if diag and z is not None:
             cure = "Pass kernel(x, diag=True) for the variances at x."
             fail(type(self).__name__, "z", "to be None with diag=True", "points", cure)
@@ -415,31 +415,17 @@ def joint_batch_shape(*covs: Covariance) -> torch.Size | None:
 
 
 def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:
-    """Raise unless ``kernel`` is callable and, given x, acts on the columns of x or takes two arguments."""
+    """Raise unless ``kernel`` is callable with two arguments and, given x, acts on the columns of x."""
     if not callable(kernel) or isinstance(kernel, type):
         actual = kernel.__name__ if isinstance(kernel, type) else type(kernel).__name__
         fail(where, "kernel", "to be a Kernel or a callable", actual, "Pass an instance, such as RBF(2).", TypeError)
-    if x is None:
-        return
     if isinstance(kernel, Kernel):
-        kernel.check_columns(x)
-    elif not _takes_two(kernel.forward if isinstance(kernel, nn.Module) else kernel):
+        if x is not None:
+            kernel.check_columns(x)
+    elif not takes(kernel, 2):
         actual = f"{type(kernel).__name__}, which does not take two arguments"
         cure = "Pass a kernel such as RBF(2), and name other parts, as in likelihood= and mean=."
         fail(where, "kernel", "to be a covariance function of x and z", actual, cure, TypeError)
-
-
-def _takes_two(function: Callable) -> bool:
-    """Whether a function can be called with two arguments; True if that is not known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return False
-    return True
 
 
 def check_kernels(where: str, kernels: Any) -> list[nn.Module]:

@@ -10,7 +10,7 @@ import torch
 from pyro.nn import pyro_method
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 from pyro_nngp.kernels.radial import broadcast_columns, broadcast_numbers, map_centered
@@ -179,7 +179,7 @@ class VerticalScaling(Wrapper):
     def __init__(self, kern: Kernel, vscaling_fn: Callable[[Tensor], Tensor]) -> None:
         check_kernel(type(self).__name__, "kern", kern)
         cure = "Pass a function of the inputs that returns one amplitude per point."
-        check_callable(type(self).__name__, "vscaling_fn", vscaling_fn, cure)
+        check_callable(type(self).__name__, "vscaling_fn", vscaling_fn, cure, 1)
         super().__init__(kern, kern.input_dim, kern.active_dims)
         self.vscaling_fn = vscaling_fn
 

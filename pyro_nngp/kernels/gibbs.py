@@ -15,7 +15,8 @@ from typing import cast
 from pyro.nn import pyro_method
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable, fail
+from pyro_nngp._checks import fail
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
 from pyro_nngp.kernels.stationary import check_scale_mixture
@@ -38,7 +39,7 @@ class Gibbs(Wrapper):
 
     def __init__(self, kern: Kernel, factor: Callable[[Tensor], Tensor]) -> None:
         check_scale_mixture("Gibbs", kern)
-        check_callable("Gibbs", "factor", factor, "Pass a function of the inputs that returns one factor per point.")
+        check_callable("Gibbs", "factor", factor, "Pass a function of the inputs that returns one factor per point.", 1)
         super().__init__(kern, kern.input_dim, kern.active_dims)
         self.factor = factor
 

@@ -14,7 +14,7 @@ from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp._kinds import check_flag
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Sum
@@ -73,7 +73,7 @@ class Stationary(Kernel):
         isotropic: bool = False,
     ) -> None:
         super().__init__(input_dim, active_dims)
-        check_flag(type(self).__name__, "isotropic", isotropic)
+        check_flags(type(self).__name__, isotropic=isotropic)
         self.isotropic = isotropic
         self.declare("variance", variance)
         self.declare("lengthscale", lengthscale, 1 if isotropic else input_dim)

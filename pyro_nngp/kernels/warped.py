@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.func import functional_call
 
-from pyro_nngp._checks import check_callable, check_number, check_tensor, fail
+from pyro_nngp._checks import check_number, check_tensor, fail
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 
@@ -44,7 +45,7 @@ class Warped(Wrapper):
         self, kern: Kernel, warp: Callable[[Tensor], Tensor], input_dim: int, active_dims: Sequence[int] | None = None
     ) -> None:
         check_kernel("Warped", "kern", kern)
-        check_callable("Warped", "warp", warp, "Pass a torch.nn.Module or a function of the inputs.")
+        check_callable("Warped", "warp", warp, "Pass a torch.nn.Module or a function of the inputs.", 1)
         super().__init__(kern, input_dim, active_dims)
         self.warp = warp
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
+from pyro_nngp._kinds import check_broadcast
 from pyro_nngp.hyperparameters import GPModule, bound_copy
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.likelihoods.observations import PseudoObservations
@@ -72,6 +73,15 @@ class Likelihood(GPModule):
         super().__init__()
         check_int(type(self).__name__, "num_quadrature", num_quadrature, 2, "The default is 48.")
         self.num_quadrature = num_quadrature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check the shapes of the hyperparameters, and call :meth:`forward`."""
+        f = args[0] if args else None
+        if self.elementwise and self.num_latents is None and isinstance(f, Tensor):
+            for name, value in self._parameters.items():
+                where, arg = type(self).__name__, name.removesuffix("_unconstrained")
+                check_broadcast(where, **{arg: value, "f": f})
+        return super().__call__(*args, **kwargs)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         """The distribution of y given f, of the batch shape of f (without the latent dimension, if there is one)."""

@@ -23,7 +23,6 @@ from pyro_nngp._checks import (
     check_choice,
     check_inputs,
     check_lengthscales,
-    check_metric,
     check_new_inputs,
     check_num_neighbors,
     check_rows,
@@ -31,6 +30,7 @@ from pyro_nngp._checks import (
     fail,
     undefined,
 )
+from pyro_nngp._kinds import check_metric
 from pyro_nngp._tape import operation
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.native import rows as compiled

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
 from pyro_nngp._files import disk_errors
-from pyro_nngp._kinds import check_kind, check_sequence
+from pyro_nngp._kinds import check_flags, check_kind, check_sequence
 from pyro_nngp._memory import memory_errors
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.maps.cells import Cells, Tile
@@ -105,6 +105,7 @@ def predict_grid(
     check_choice(where, "of", of, ("y", "f"))
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)
+    check_flags(where, progress=progress)
     check_kind(where, "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
     levels, limits = _listed(where, "quantile_levels", quantile_levels), _listed(where, "thresholds", thresholds)
     for level in levels:

@@ -49,7 +49,7 @@ def known_system(where: str, crs: Any, grid: "Dataset", columns: Sequence[str] |
     for name, value in given.items():
         try:
             systems[name] = pyproj.CRS.from_user_input(value)
-        except pyproj.exceptions.CRSError as error:
+        except (pyproj.exceptions.CRSError, TypeError, ValueError, RuntimeError) as error:
             cure = 'Give an EPSG code, such as "EPSG:32632".'
             fail(where, name, "to be a coordinate reference system", f"{value!r:.60}", cure, cause=error)
     (first, system), *others = systems.items()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_int, check_seed, fail
+from pyro_nngp._checks import check_int, check_memory, check_seed, fail
 from pyro_nngp._kinds import check_kind
 from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
@@ -149,6 +149,8 @@ def plot_dependence(
         fail(where, "column", f"to be one of {have}", repr(column), "Give a column of x.")
     if gp.latent_shape:
         fail(where, "gp", "to have one latent function", gp.latent_shape, "Average draws of gp.sample yourself.")
+    cure = "Take fewer num_values or num_rows."
+    check_memory(where, "draws", _DRAWS * num_values * min(num_rows, gp.num_data), gp.x.dtype, cure)
     low, high = gp.x[:, number].quantile(gp.x.new_tensor([0.02, 0.98]))
     values = torch.linspace(low.item(), high.item(), num_values).to(gp.x)
     rows = torch.randperm(gp.num_data, generator=torch.Generator().manual_seed(seed))[:num_rows].to(gp.x.device)

@@ -12,7 +12,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from pyro_nngp._checks import check_choice, check_device, fail
+from pyro_nngp._checks import check_choice, check_device, check_tensor, fail
 from pyro_nngp._kinds import check_kind
 from pyro_nngp._masks import with_nan
 from pyro_nngp.inference import fit
@@ -59,10 +59,7 @@ class NearestNeighborEstimator(BaseEstimator):
         if name is None:
             name = "vecchia" if likelihood is None or isinstance(likelihood, Gaussian) else "vnngp"
         check_choice(type(self).__name__, "method", name, _METHODS)
-        if self.method_options is not None:
-            where, cure = type(self).__name__, 'Write {"ordering": "maximin"}.'
-            check_kind(where, "method_options", self.method_options, Mapping, "a dictionary", cure)
-        options = dict(self.method_options or {})
+        options = self._options("method_options", 'Write {"ordering": "maximin"}.')
         if name == "svgp":
             options = {"inducing": min(500, len(x))} | options
         elif self.num_neighbors is not None:
@@ -93,10 +90,25 @@ class NearestNeighborEstimator(BaseEstimator):
 
     def _train(self, seed: int) -> None:
         """Train until convergence."""
-        if self.fit_options is not None:
-            where, cure = type(self).__name__, 'Write {"num_steps": 500}.'
-            check_kind(where, "fit_options", self.fit_options, Mapping, "a dictionary", cure)
-        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+        options = self._options("fit_options", 'Write {"num_steps": 500}.')
+        self.result_ = fit(self.gp_, **({"progress": False, "seed": seed} | options))
+
+    def _options(self, name: str, cure: str) -> dict[str, Any]:
+        """The options of a parameter of the estimator, none if it is None."""
+        options = getattr(self, name)
+        if options is None:
+            return {}
+        check_kind(type(self).__name__, name, options, Mapping, "a dictionary", cure)
+        if not all(isinstance(key, str) for key in options):
+            fail(type(self).__name__, name, "to have names as keys", list(options), cure, TypeError)
+        return dict(options)
+
+    def _array(self, name: str, values: Any) -> Any:
+        """An argument for the checks of scikit-learn, NaN where an array of another library has no value."""
+        if isinstance(values, Tensor):
+            check_tensor(type(self).__name__, name, values)
+            return values.detach().cpu().numpy()
+        return with_nan(values)
 
     def _column(self) -> int | None:
         """Number of the column of X that holds offsets."""
@@ -122,7 +134,12 @@ class NearestNeighborEstimator(BaseEstimator):
         return gp.x if column is None else torch.cat([gp.x[:, :column], gp.offset[:, None], gp.x[:, column:]], 1)
 
     def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31))
+        try:
+            return int(check_random_state(self.random_state).randint(2**31))
+        except (TypeError, ValueError) as error:
+            expectation, cure = "to seed a generator of NumPy", "Pass an integer in 0..2**32-1, or None."
+            where, actual = type(self).__name__, f"{self.random_state!r:.40}"
+            fail(where, "random_state", expectation, actual, cure, type(error), error)
 
     def _tensors(self, *arrays: NDArray) -> list[Tensor]:
         if self.device is not None:
@@ -134,7 +151,9 @@ class NearestNeighborEstimator(BaseEstimator):
         if sample_weight is None:
             return x, y
         where = f"{type(self).__name__}.fit"
-        weights = check_array(with_nan(sample_weight), ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        weights = check_array(
+            self._array("sample_weight", sample_weight), ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+        )
         if weights.shape != (len(x),):
             fail(where, "sample_weight", f"of shape ({len(x)},)", weights.shape, "Give one weight per row of X.")
         if (weights < 0).any():
@@ -148,12 +167,14 @@ class NearestNeighborEstimator(BaseEstimator):
         """Arguments of ``score``, of which scikit-learn does not see the masks; missing values are errors."""
         options: dict[str, Any] = {"ensure_2d": False, "dtype": None}
         if sample_weight is not None:
-            sample_weight = check_array(with_nan(sample_weight), input_name="sample_weight", **options)
-        return with_nan(X), check_array(with_nan(y), input_name="y", **options), sample_weight
+            sample_weight = check_array(
+                self._array("sample_weight", sample_weight), input_name="sample_weight", **options
+            )
+        return self._array("X", X), check_array(self._array("y", y), input_name="y", **options), sample_weight
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        x = validate_data(self, with_nan(X), reset=False, dtype=np.float64)
+        x = validate_data(self, self._array("X", X), reset=False, dtype=np.float64)
         return torch.tensor(x, device=self.gp_.x.device)
 
     def _predictive(self, X: ArrayLike) -> Any:

@@ -10,7 +10,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from pyro_nngp._checks import fail
-from pyro_nngp._masks import with_nan
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
 
@@ -49,10 +48,12 @@ class NNGPClassifier(ClassifierMixin, NearestNeighborEstimator):
     def _fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None = None
     ) -> "NNGPClassifier":
-        x, labels = validate_data(self, with_nan(X), with_nan(y), dtype=np.float64, ensure_min_samples=2)
+        x, labels = validate_data(
+            self, self._array("X", X), self._array("y", y), dtype=np.float64, ensure_min_samples=2
+        )
         check_classification_targets(labels)
         x, labels, *given = self._weighted(x, labels, sample_weight)
-        self.classes_ = np.unique(labels if classes is None else classes)
+        self.classes_ = np.unique(labels) if classes is None else self._listed(classes)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
         inputs, numbers, *weights = self._tensors(x, self._numbers(labels), *given)
@@ -69,13 +70,21 @@ class NNGPClassifier(ClassifierMixin, NearestNeighborEstimator):
         """
         if not hasattr(self, "gp_"):
             return self._fit(X, y, classes)
-        if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+        if classes is not None and not np.array_equal(self._listed(classes), self.classes_):
             where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
             expectation = f"to be those of the first call, {self.classes_.tolist()}"
-            fail(where, "classes", expectation, np.unique(classes).tolist(), cure)
-        x, labels = validate_data(self, with_nan(X), with_nan(y), reset=False, dtype=np.float64)
+            fail(where, "classes", expectation, self._listed(classes).tolist(), cure)
+        x, labels = validate_data(self, self._array("X", X), self._array("y", y), reset=False, dtype=np.float64)
         self._extend(x, self._numbers(labels))
         return self
+
+    def _listed(self, classes: ArrayLike) -> NDArray:
+        """Different classes, in order."""
+        try:
+            return np.unique(classes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            where, actual = f"{type(self).__name__}.partial_fit", type(classes).__name__
+            fail(where, "classes", "to be a list of labels", actual, "List all labels.", TypeError, error)
 
     def _numbers(self, labels: NDArray) -> NDArray:
         """Index of the class of each label."""

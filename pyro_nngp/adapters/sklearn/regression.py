@@ -9,8 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_nngp._checks import check_number, fail
-from pyro_nngp._kinds import check_flag
-from pyro_nngp._masks import with_nan
+from pyro_nngp._kinds import check_flags
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
 from pyro_nngp.distributions.quantiles import quantiles
@@ -67,7 +66,7 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> NDArray | tuple[NDArray, NDArray]:
         """Predictive mean of y at X, (P,) or (P, T); with `return_std` also its standard deviation, noise included."""
-        check_flag(f"{type(self).__name__}.predict", "return_std", return_std)
+        check_flags(f"{type(self).__name__}.predict", return_std=return_std)
         predictive = self._predictive(X)
         mean = predictive.mean.movedim(-1, 0).cpu().numpy()
         return (mean, predictive.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
@@ -108,8 +107,8 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
     def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
         x, targets = validate_data(
             self,
-            with_nan(X),
-            with_nan(y),
+            self._array("X", X),
+            self._array("y", y),
             reset=reset,
             dtype=np.float64,
             multi_output=True,

@@ -36,7 +36,7 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
-from pyro_nngp._kinds import check_flag
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.native import search as compiled
 from pyro_nngp.neighbors.search.backends import (
     BruteForce,
@@ -149,7 +149,7 @@ class SearchIndex:
         progress: bool = True,
     ) -> None:
         _check_places("points", points)
-        check_flag("SearchIndex", "progress", progress)
+        check_flags("SearchIndex", progress=progress)
         check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
         self._tensor = points.detach()
