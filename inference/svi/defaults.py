@@ -1,7 +1,7 @@
 """Defaults of ``fit`` that depend on the method: the optimizer, and the rows of a batch."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from pyro import poutine
@@ -51,6 +51,24 @@ def neighbor_parameters(method: Trainable) -> list[nn.Parameter]:
         return []
     params = [param for name, part in method.named_children() if name in _METRIC_PARTS for param in part.parameters()]
     return params + [param for name, param in method.named_parameters(recurse=False) if name.split("_")[0] == "z"]
+
+
+@torch.no_grad()
+def has_neighbors_of_graph(method: Any, tolerance: float) -> bool:
+    """Whether a method's lengthscales are those of its graph but for a common factor, which changes no neighbors.
+
+    Args:
+        method: a method with a graph of its data.
+        tolerance: on logarithms of ratios.
+    """
+    graph = graph_of(method)
+    if graph is None or not isinstance(graph.metric, Tensor) or not torch.equal(graph.x, method.x):
+        return False
+    now = method.neighbor_metric()
+    if not isinstance(now, Tensor):
+        return False
+    ratio = (now.double() / graph.metric.double()).log()
+    return bool(ratio.max() - ratio.min() < tolerance)
 
 
 def alternates(method: Trainable, solving: bool) -> bool:

@@ -22,6 +22,7 @@ from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
 from pyro_nngp.inference.svi.defaults import (
     alternates,
+    has_neighbors_of_graph,
     minibatch,
     most_rows,
     neighbor_parameters,
@@ -388,9 +389,10 @@ class Trainer:
         return [param.detach().clone() for param in self.metric_parameters]
 
     def _metric_moved(self) -> bool:
-        """Whether parameters that determine neighbors have moved since the last refresh."""
+        """Whether parameters that determine neighbors have moved since the last refresh, other than in units."""
         pairs = zip(self._metric_now(), self.metric_at_refresh, strict=True)
-        return any(bool(((now - then).abs() > _MOVED).any()) for now, then in pairs)
+        moved = any(bool(((now - then).abs() > _MOVED).any()) for now, then in pairs)
+        return moved and not has_neighbors_of_graph(self.method, _MOVED)
 
     def _warn(self, fall: float | None) -> None:
         steps = len(self.state.losses)

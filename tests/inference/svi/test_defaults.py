@@ -6,7 +6,13 @@ import torch
 from torch import nn
 from training import Line, bumps, vecchia
 
-from pyro_nngp.inference.svi.defaults import minibatch, most_rows, neighbor_parameters, suits_lbfgs
+from pyro_nngp.inference.svi.defaults import (
+    has_neighbors_of_graph,
+    minibatch,
+    most_rows,
+    neighbor_parameters,
+    suits_lbfgs,
+)
 from pyro_nngp.models import VNNGP, Vecchia
 
 
@@ -38,6 +44,12 @@ def test_only_methods_that_find_neighbors_have_parameters_of_the_metric():
     assert {id(param) for param in neighbor_parameters(gp)} >= {id(param) for param in gp.kernel.parameters()}
     assert not {id(param) for param in neighbor_parameters(gp)} & {id(param) for param in gp.likelihood.parameters()}
     assert neighbor_parameters(SimpleNamespace(refresh_neighbors=print)) == []
+    assert has_neighbors_of_graph(gp, 1e-6)
+    gp.kernel.lengthscale = 3 * gp.kernel.lengthscale.detach()
+    assert has_neighbors_of_graph(gp, 1e-3)
+    gp.kernel.lengthscale = gp.kernel.lengthscale.detach() * gp.x.new_tensor([1.0, 1.1])
+    assert not has_neighbors_of_graph(gp, 0.09)
+    assert not has_neighbors_of_graph(Line(), 1.0)
     inducing = nn.Module()
     inducing.refresh_neighbors, inducing.z = print, nn.Parameter(torch.zeros(1))
     assert neighbor_parameters(inducing) == [inducing.z]
