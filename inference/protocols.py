@@ -105,8 +105,12 @@ class Profiled(Protocol):
 
     can_profile: bool
 
-    def profiled(self) -> AbstractContextManager[None]:
-        """A context with q at its optimum, where the loss on all rows and its gradient belong to the profile."""
+    def profiled(self, *, keep: bool) -> AbstractContextManager[None]:
+        """A context with q at its optimum, where the loss on all rows and its gradient belong to the profile.
+
+        Args:
+            keep: whether to keep what shortens the next call, which then depends on this one.
+        """
 
     def preceding(self, count: int) -> "Profiled":
         """A method with the same hyperparameters on some of the rows."""

@@ -339,13 +339,15 @@ class VNNGP(Method):
             return False
         return self.q.can_profile(self.posterior(self.bound()))
 
-    def profiled(self, tolerance: float = 1e-3) -> AbstractContextManager[None]:
+    def profiled(self, tolerance: float = 1e-3, *, keep: bool = False) -> AbstractContextManager[None]:
         """A context with q at its optimum, where the ELBO of all rows, and its gradient, are the largest over all q.
 
         Args:
             tolerance: as of :meth:`solve`.
+            keep: whether to keep the sparse factor until :meth:`solve`: it shortens the next call at other
+                hyperparameters, whose results then depend on it within the tolerance.
         """
-        return self.q.profiled(lambda: self.posterior(self.bound()), tolerance)
+        return self.q.profiled(lambda: self.posterior(self.bound()), tolerance, keep)
 
     def information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.

@@ -69,6 +69,7 @@ class TrainState:
                 module.to(device)
         self.ranks = Ranks(method)
         self.profiling, self.part = profiling, cast(Any, method)  # the method on the rows of the subsample
+        self.subsampling = subsampling
         first = None if profiling and not subsampling else _FIRST_SUBSAMPLE
         self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
@@ -186,7 +187,7 @@ class TrainState:
             self.part = self.method
             if not self.batches.grown:
                 self.part = self.method.preceding(self.batches.num_rows)
-        return self.part.profiled()
+        return self.part.profiled(keep=self.subsampling)  # a resumed run would have to keep it too
 
     def neighbors_changed(self) -> None:
         """Notice a new neighbor search of the method."""

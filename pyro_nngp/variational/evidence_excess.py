@@ -153,7 +153,7 @@ def site_excess(
         parts = list(zip(*own, strict=True))
         factors: list[MultifrontalFactor | None] = [None] * len(parts)
         if posterior is not None:
-            factors = [posterior.factor(cast(VecchiaFactor, prior), tau.double()) for _, _, tau in parts]
+            factors = [posterior.factor(cast(VecchiaFactor, prior), tau) for _, _, tau in parts]
         each = [(t, m, tau, factor) for (t, m, tau), factor in zip(parts, factors, strict=True)]
         gradients = [evidence_gradient(prior, t, m, tau, factor=factor) for t, m, tau, factor in each]
     bound = bind_double(kernel, graph.x.dtype)

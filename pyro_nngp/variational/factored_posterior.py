@@ -23,6 +23,7 @@ from pyro_nngp.neighbors import NeighborGraph
 
 MOST_OPERATIONS = 3e11
 """Most multiplications of a factorization with moments: 15 s on one core."""
+_ROUNDING = 8  # of precisions that are the same, in units of their dtype
 _MOST_MEMBERS = 5_000_000  # of all families: an order for more takes longer than iterations
 
 
@@ -64,30 +65,32 @@ class FactoredPosterior:
         """Marginal variances of u."""
         return self._spread([factor.moments[0] for factor in self.factors(precision)], precision)
 
-    def sites(self, loc: Float[Tensor, "*L N"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Pseudo-observations, precisions and variances of the posterior with these means and the last factor."""
-        precision = self._spread(self._precision, loc)
-        target = loc + self._prior.product(loc.double()) / precision.double()
-        return target.to(loc), precision, self._spread([factor.moments[0] for factor in self._factors], loc)
-
     def _spread(self, each: Sequence[Tensor] | Tensor, like: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Values of each factor for each latent function."""
         return torch.stack(list(each)).expand(like.shape[:-1].numel(), -1).reshape(like.shape).to(like)
 
     def factor(self, prior: VecchiaFactor, precision: Float[Tensor, " N"]) -> MultifrontalFactor:
-        """A factor for one latent function, one of the present ones where it is the same."""
-        if torch.equal(prior.w, self._prior.w) and torch.equal(prior.var, self._prior.var):
+        """A factor for one latent function, one of the present ones where it is the same up to rounding."""
+        if self.has_prior(prior):
+            rounding = _ROUNDING * torch.finfo(precision.dtype).eps
             for factor, known in zip(self._factors, self._precision, strict=True):
-                if torch.equal(known, precision):
+                if torch.allclose(known, precision.double(), rounding, 0.0):
                     return factor
         return prior.multifrontal(self._plan, precision)
 
+    @property
+    def has_factors(self) -> bool:
+        """Whether :meth:`solve` applies."""
+        return bool(self._factors)
+
+    def has_prior(self, prior: VecchiaFactor) -> bool:
+        """Whether this is the posterior under a prior."""
+        return torch.equal(prior.w, self._prior.w) and torch.equal(prior.var, self._prior.var)
+
     def is_at(self, precision: Float[Tensor, "*L N"]) -> bool:
-        """Whether the last factors are for these precisions; the first factors are made for the first ones."""
-        if not self._factors:
-            self.factors(precision)
+        """Whether the last factors are for these precisions."""
         each = precision.double().reshape(-1, precision.shape[-1])
-        return len(self._precision) in (1, len(each)) and torch.equal(self._precision.expand_as(each), each)
+        return len(self._factors) in (1, len(each)) and torch.equal(self._precision.expand_as(each), each)
 
     def solve(self, right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Solutions for the precisions of the last factors."""

@@ -209,8 +209,8 @@ class ExactLogEvidence(torch.autograd.Function):
         ctx: Any, w: Tensor, var: Tensor, target: Tensor, precision: Tensor, neighbors: Tensor, last: FactoredPosterior
     ) -> Tensor:
         prior = VecchiaFactor(w.detach().double(), var.detach().double(), neighbors)
+        factor = last.factor(prior, precision.detach())
         target, precision = (part.detach().double() for part in (target, precision))
-        factor = last.factor(prior, precision)
         loc = factor.solve(precision * target)
         if any(ctx.needs_input_grad):
             found = _factored(prior, factor)

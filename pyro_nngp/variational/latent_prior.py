@@ -25,6 +25,7 @@ from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _ACCURACY = 0.03  # square root of the error of the precision of coefficients, in units of 1 / Var f
+_LEVEL = 100.0  # tolerances: accuracy of a step of the constant that others follow
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
 
@@ -38,12 +39,16 @@ class LatentPrior:
         nearest: maps kernel and noise to the observations that the variance at each point depends on; not needed for
             means.
         plan: order of elimination for exact means and variances; None has iterations, and variances from near points.
+        last: a posterior by sparse factors at other hyperparameters, of the same plan, which preconditions iterations
+            until there is a factor here; at the same ones it takes the place of a new one.
+        is_known: whether the precisions of sites are known, so that nothing precedes the factor.
 
     Attributes:
         exact: the posterior by sparse factors; None without a plan.
     """
 
     exact: FactoredPosterior | None = None
+    _before: FactoredPosterior | None = None
 
     def __init__(
         self,
@@ -52,10 +57,14 @@ class LatentPrior:
         jitter: float,
         nearest: Callable[..., Tensor] | None = None,
         plan: Elimination | None = None,
+        last: FactoredPosterior | None = None,
+        is_known: bool = False,
     ) -> None:
         self._parts = kernel, graph, jitter, nearest
-        self._factor = prior_factor(kernel, graph, jitter)
-        self.exact = None if plan is None else FactoredPosterior(cast(VecchiaFactor, self._factor), plan)
+        self._factor, self._before = prior_factor(kernel, graph, jitter), None if is_known else last
+        if plan is not None:
+            factor = cast(VecchiaFactor, self._factor)
+            self.exact = last if last is not None and last.has_prior(factor) else FactoredPosterior(factor, plan)
         self._x = graph.x[: graph.num_points]
         self._pooled: tuple[PooledObservations, Any, list[Any]] | None = None
 
@@ -63,6 +72,13 @@ class LatentPrior:
     def variance(self) -> Float[Tensor, " N"]:
         """Prior variances of f."""
         return self._parts[0].diag(self._x)
+
+    def precedes(self, precision: Float[Tensor, "*L N"]) -> bool:
+        """Whether another posterior preconditions the iterations for means, and sites of these precisions are not its.
+
+        Its variances then serve until the sites are found.
+        """
+        return self._before is not None and self.exact is not None and not self.exact.is_at(precision)
 
     def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Latent values to start from, near these values of f less the mean function."""
@@ -86,11 +102,18 @@ class LatentPrior:
         """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
         if self.exact is None:
             return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+        if not self.exact.has_factors and self._before is None:
+            self.exact.factors(precision)
         if self.exact.is_at(precision):
             return self.exact.solve((precision * target).double()).to(target), easy
+        nearest = self.exact if self.exact.has_factors else cast(FactoredPosterior, self._before)
         return posterior_mean(
-            self._factor, target, precision, start, easy, tolerance, reduction, precondition=self.exact.solve
+            self._factor, target, precision, start, easy, tolerance, reduction, precondition=nearest.solve
         )
+
+    def targets(self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Pseudo-observations of these precisions whose posterior has these means."""
+        return loc + (self._factor.product(loc.double()) / precision.double()).to(loc)
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Variances of f given sites of these precisions; the first call finds the places where they are pooled."""
@@ -147,7 +170,8 @@ class LatentPrior:
                 anywhere.
         """
         ones, unit = torch.ones_like(slope), average(self.variance, self._total).sqrt()  # of the solver's tolerance
-        gain, _ = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), easy, tolerance, 0.0)
+        accuracy = _LEVEL * tolerance if limited else tolerance
+        gain, _ = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), easy, accuracy, 0.0)
         gain = gain / unit
         curvature = precision * (1 - gain)
         if constant.dim() and slope.dim() == 2:

@@ -54,9 +54,8 @@ from pyro_nngp.variational.site_neighbors import (
     prediction_range,
     variance_neighbors,
 )
-from pyro_nngp.variational.site_solution import SAME_SITES, SiteProblem, SiteSolution, optimal_sites, own_data_sites
+from pyro_nngp.variational.site_solution import SiteProblem, SiteSolution, optimal_sites, own_data_sites
 
-_SAME_SITES = 30.0  # times the tolerance of a profile: relative change of precisions below which variances are kept
 _NO_PRECISION = 1e-6  # of pseudo-observations before the first solution
 _TABLES = ("target", "precision", "loc", "variance", "gain")  # buffers of the solution
 
@@ -141,9 +140,6 @@ class ObservedGaussian(Family):
         target, precision = self.observations(given, EVERY if prior.is_whole else some)
         loc, variance = self.means(given, some), self.variance[..., some]
         exact = self._profile is not None and prior.is_whole
-        if self._profile is not None and exact:
-            *sites, variance = self._profile.sites(loc)
-            target, precision = (target, precision) if given.bound.likelihood.is_gaussian else sites
         parts = torch.broadcast_tensors(target, precision, loc, variance)
         batch, event = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
@@ -166,7 +162,7 @@ class ObservedGaussian(Family):
             tolerance: stop where means move by less, in standard deviations of the pseudo-observations.
             level: whether to find the level of a constant mean function too, and the difference.
         """
-        posterior = self._solve(read, max_steps, tolerance, level)
+        posterior, self._cache.last = self._solve(read, max_steps, tolerance, level), None
         if level:
             with torch.enable_grad():
                 self._correct(read(), posterior)
@@ -181,9 +177,8 @@ class ObservedGaussian(Family):
         max_steps: int = 100,
         tolerance: float = 1e-3,
         level: bool = True,
-        same: float = SAME_SITES,
     ) -> FactoredPosterior | None:
-        """Put q at its optimum; `level`, `same` and the posterior returned as of :func:`optimal_sites`."""
+        """Put q at its optimum; `level` as of :func:`optimal_sites`. Returns the posterior by sparse factors."""
         given = read()
         rows, bound, latent = given.rows, given.bound, self._latent_prior(given)
         exact = latent.exact is not None and bound.likelihood.is_gaussian
@@ -200,7 +195,7 @@ class ObservedGaussian(Family):
         )
         tables = self.target, self.precision, self.loc, self.variance
         start = SiteSolution(*(part[..., rows.own].to(dtype) for part in tables))
-        solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level, same)
+        solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level)
         self._put(given, solution, latent)
         if not bound.likelihood.is_gaussian:
             warn_unsettled("solve", *progress)
@@ -214,7 +209,8 @@ class ObservedGaussian(Family):
         def nearest(kernel: Covariance, noise: Tensor) -> Any:
             return self._cache.nearest(lambda: variance_neighbors(kernel, graph, noise, bound.jitter))
 
-        return LatentPrior(bound.covariance, graph, bound.jitter, nearest, self._cache.plan(graph))
+        plan, last = self._cache.plan(graph), self._cache.last
+        return LatentPrior(bound.covariance, graph, bound.jitter, nearest, plan, last, bound.likelihood.is_gaussian)
 
     def _put(self, given: Any, solution: SiteSolution, latent: LatentPrior) -> None:
         """Keep a solution, which the prior has led to."""
@@ -227,7 +223,7 @@ class ObservedGaussian(Family):
         return self._cache.plan(given.graph) is not None
 
     @contextmanager
-    def profiled(self, read: Callable[[], Any], tolerance: float) -> Iterator[None]:
+    def profiled(self, read: Callable[[], Any], tolerance: float, keep: bool) -> Iterator[None]:
         """A context with q at its optimum, where the bound on all rows has the exact evidence of the sparse prior.
 
         Its gradient in the hyperparameters is then the gradient of the largest bound over all q.
@@ -235,6 +231,7 @@ class ObservedGaussian(Family):
         Args:
             read: as of :meth:`solve`.
             tolerance: as of :meth:`solve`.
+            keep: whether to keep the posterior for the next call.
 
         Raises:
             NotPositiveDefiniteError: if there is no solution in double precision; q is then as before.
@@ -242,7 +239,7 @@ class ObservedGaussian(Family):
         kept = [*(getattr(self, name) for name in _TABLES), *(MeanCoefficients(read().mean).solved_parameters())]
         before = [part.detach().clone() for part in kept]
         try:
-            profile = self._solve(read, tolerance=tolerance, same=_SAME_SITES * tolerance)
+            profile = self._solve(read, tolerance=tolerance)
             if not all(bool(part.isfinite().all()) for part in kept):
                 raise NotPositiveDefiniteError("VNNGP: q has no optimum at these hyperparameters in double precision.")
         except NotPositiveDefiniteError:
@@ -250,7 +247,7 @@ class ObservedGaussian(Family):
                 for part, value in zip(kept, before, strict=True):
                     part.copy_(value)
             raise
-        self._profile = profile
+        self._profile, self._cache.last = profile, profile if keep else None
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE, NeighborTrial, rows_to_try
-from pyro_nngp.variational.factored_posterior import elimination_of
+from pyro_nngp.variational.factored_posterior import FactoredPosterior, elimination_of
 from pyro_nngp.variational.natural_gradient import average
 from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
@@ -84,16 +84,21 @@ def enough_for_predictions(
 
 
 class NeighborCache:
-    """Results computed from the neighbors of a graph, kept until they change; copies and pickles start empty."""
+    """Results computed from the neighbors of a graph, kept until they change; copies and pickles start empty.
+
+    Attributes:
+        last: the posterior of the last evaluation of the bound, for the next one.
+    """
 
     def __init__(self) -> None:
+        self.last: FactoredPosterior | None = None
         self._nearest: Any = None
         self._plan: tuple[Elimination | None] | None = None
         self._pooled: tuple[tuple[int, Versions | None], PooledObservations] | None = None
 
     def forget(self) -> None:
         """Drop everything."""
-        self._nearest, self._pooled, self._plan = None, None, None
+        self._nearest, self._pooled, self._plan, self.last = None, None, None, None
 
     def nearest(self, find: Callable[[], Any]) -> Any:
         """The neighbors that `find` returned at the first call since the last :meth:`forget`."""
@@ -130,4 +135,4 @@ class NeighborCache:
         return self._pooled[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_nearest": None, "_pooled": None, "_plan": None}
+        return {"_nearest": None, "_pooled": None, "_plan": None, "last": None}

@@ -23,7 +23,7 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
-SAME_SITES = 0.01  # relative change of the precisions of sites below which variances are kept
+_SAME_SITES = 30.0  # tolerances: weighted relative change of the precisions of sites below which variances are kept
 
 
 class SiteProblem(NamedTuple):
@@ -78,7 +78,6 @@ def optimal_sites(
     max_steps: int,
     tolerance: float,
     level: bool,
-    same: float = SAME_SITES,
 ) -> tuple[SiteSolution, Progress]:
     """Sites and moments at their optimum; coefficients of the mean function are set to theirs.
 
@@ -89,7 +88,6 @@ def optimal_sites(
         max_steps: largest number of natural-gradient steps.
         tolerance: stop where means move by less, in standard deviations of the sites.
         level: whether to find the level of a constant mean function too.
-        same: relative change of the precisions of sites below which variances are kept.
     """
     likelihood, y, x, mean_now, latent, coefficients, total = problem
     mean, is_exact = mean_now(), likelihood.is_gaussian
@@ -111,8 +109,9 @@ def optimal_sites(
 
     if not is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
         step(*sites)
-        variance = latent.posterior_variance(sites[1])
-        used = sites[1] if is_solved else None
+        if not (is_solved and latent.precedes(sites[1])):
+            variance = latent.posterior_variance(sites[1])
+            used = sites[1] if is_solved else None
     for _ in range(_ROUNDS):
         if max_steps <= 0:
             break
@@ -140,17 +139,26 @@ def optimal_sites(
             residual = sites[0] - mean - loc
             gain, shift = coefficients.condition(latent, x, residual, sites[1], total)
             mean, loc = mean_now(), loc - shift
-        if used is not None and average((sites[1] / used).log().square(), total).sqrt() < same:
+        if used is not None and _change(sites[1], used, variance, total) < _SAME_SITES * tolerance:
             break
         given = latent.posterior_variance(sites[1])
         variance = given if used is None or is_exact else (variance * given).sqrt()
         if not improved or is_exact:
             break
         used = sites[1]
-    if latent.exact is not None and used is not None:
-        variance = latent.posterior_variance(used)  # kept, and without the average of rounds
+    if latent.exact is not None and used is not None:  # moments of one posterior, whose factor is kept
+        variance, sites = latent.posterior_variance(used), (mean + latent.targets(loc, used), used)
     progress = Progress(moved, improved or max_steps <= 0, not is_solved and used is None)
     return SiteSolution(sites[0] - mean, sites[1], loc, variance, gain), progress
+
+
+def _change(precision: Tensor, before: Tensor, variance: Tensor, total: Total) -> Tensor:
+    """Root mean square of relative changes of precisions, each weighted by what the posterior owes to the site.
+
+    The weight, precision times posterior variance, is at most 1. The bound falls by the square of it at most.
+    """
+    weight = (before * variance).clamp(max=1.0)
+    return average(weight * (precision / before).log().square(), total).sqrt()
 
 
 def own_data_sites(
