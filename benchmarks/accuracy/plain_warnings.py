@@ -27,6 +27,7 @@ from tasks import Task, evaluate, likelihood, split
 from pyro_nngp.inference import DivergenceError, fit
 from pyro_nngp.likelihoods import NegativeBinomial, StudentT
 from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LOO, VNNGP, Vecchia
 
 SPATIAL = """
@@ -56,6 +57,10 @@ def negative_binomial(x, y):
     return VNNGP(x, y, likelihood=NegativeBinomial())
 
 
+def linear_mean(x, y):
+    return Vecchia(x, y, mean=LinearMean(x.shape[1], prior="weak"))
+
+
 def without_copies(x, y):
     _, inverse = torch.unique(torch.cat([x, y.to(x)[:, None]], 1), dim=0, return_inverse=True)
     first = torch.full((len(inverse),), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
@@ -78,12 +83,14 @@ NAMES = {  # words of a warning: its name in the table
     "lie so far": "far points",
     "tails of a normal": "heavy tails",
     "as Poisson counts do": "overdispersed",
+    "a trend beyond": "trend",
     "wrong at some": "vanished noise",
     "loss to stop falling": "not converged",
     "same in all rows": "constant",
 }
 CURES = {  # of warnings, where a call alone is the cure
     "heavy tails": student_t,
+    "trend": linear_mean,
     "overdispersed": negative_binomial,
     "exact copies": without_copies,
 }

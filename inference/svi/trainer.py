@@ -39,6 +39,7 @@ from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.saved_state import check_run, divided, joined
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
+from pyro_nngp.inference.svi.trend_check import check_trend
 from pyro_nngp.linalg import report_nuggets
 
 _PROBE = 2048  # rows of the loss that decides on convergence
@@ -259,6 +260,7 @@ class Trainer:
             check_outcome(self.method, result)
             check_family(self.method, result)
             check_tails(self.method)
+            check_trend(self.method)
             check_dispersion(self.method)
         return result
 
