@@ -50,13 +50,16 @@ def has_shapes(annotation: Any) -> bool:
 
 def visible(value: Any) -> Any:
     """The part of a value that annotations check: shape and dtype of an array, parts of a container, else the type."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return type(value), tuple(value.shape), value.dtype
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or kind is np.ndarray:
+        return kind, value.shape, value.dtype
     if isinstance(value, (tuple, list)):
-        return type(value), *map(visible, value)
+        return kind, *map(visible, value)
     if isinstance(value, dict):
-        return type(value), *((key, visible(each)) for key, each in value.items())
-    return value if isinstance(value, str) else type(value)
+        return kind, *((key, visible(each)) for key, each in value.items())
+    if isinstance(value, torch.Tensor):
+        return kind, value.shape, value.dtype
+    return value if kind is str else kind
 
 
 def checked_once(kind: type, check: Callable) -> type:
@@ -79,11 +82,28 @@ def checked_once(kind: type, check: Callable) -> type:
     return kind
 
 
+def key_of(function: FunctionType, shaped: set[str]) -> Callable[[tuple, dict, Any], Any]:
+    """Function that returns what the annotations with shapes check of a call, and of nothing else."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if not shaped <= {"return", *names}:  # *args or **kwargs
+        return lambda args, kwargs, out: visible((args, kwargs, out))
+    returns = "return" in shaped
+    at = [number for number, name in enumerate(names[: code.co_argcount]) if name in shaped]
+
+    def key(args: tuple, kwargs: dict, out: Any) -> tuple:
+        seen = [visible(args[number]) for number in at if number < len(args)]
+        seen += [(name, visible(value)) for name, value in kwargs.items() if name in shaped]
+        return (*seen, visible(out)) if returns else tuple(seen)
+
+    return key
+
+
 def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
     """Replacement for `jaxtyping.jaxtyped`: check only functions with shapes, and what is alike only once.
 
-    Others are 96 % of the calls, and mypy checks their types. Calls with the same shapes and types, those of the result
-    included, are alike.
+    Others are 96 % of the calls, and mypy checks their types. Calls that pass the same shapes and types where the
+    annotations contain shapes are alike.
     """
 
     def decorate(decorated: Any) -> Any:
@@ -91,9 +111,11 @@ def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
             return checked_once(decorated, jaxtyped(typechecker=typechecker))
         if not isinstance(decorated, FunctionType):
             return jaxtyped(typechecker=typechecker)(decorated)
-        if not any(has_shapes(each) for each in decorated.__annotations__.values()):
+        shaped = {name for name, annotation in decorated.__annotations__.items() if has_shapes(annotation)}
+        if not shaped:
             return decorated
         passed = PASSED[decorated.__code__.co_filename, str(decorated.__code__.co_firstlineno)]
+        key = key_of(decorated, shaped)
         here = local()
         checked: list[Callable] = []  # made at the first call, since most test files need few of them
 
@@ -103,7 +125,7 @@ def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
         @wraps(decorated)
         def limited(*args: Any, **kwargs: Any) -> Any:
             out = decorated(*args, **kwargs)
-            if (call := visible((args, kwargs, out))) not in passed:
+            if (call := key(args, kwargs, out)) not in passed:
                 if not checked:  # where the names of the annotations are known
                     known = FunctionType(result.__code__, decorated.__globals__, closure=result.__closure__)
                     checked.append(jaxtyped(typechecker=typechecker)(wraps(decorated)(known)))
