@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 
+from pyro_nngp.distributed import ShardedData
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, range)
 _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "pyro_nngp", "scipy", "torch"}
 _TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
@@ -37,11 +39,12 @@ def identity(**parts: Any) -> dict[str, str]:
     return leaves
 
 
-def without_rows(descriptions: dict[str, str]) -> dict[str, str]:
-    """The descriptions of a method on several processes without its rows, which differ between them."""
-    return {
+def described(descriptions: dict[str, str], shard: ShardedData) -> dict[str, str]:
+    """The descriptions of a method on several processes, with a digest of all rows in place of the local ones."""
+    shared = {
         name: text for name, text in descriptions.items() if not _ROWS.search(name) and not _of_rows_of_q(name, text)
     }
+    return shared | {"data": f"{shard.digest():x}"}
 
 
 def _of_rows_of_q(name: str, text: str) -> bool:

@@ -109,6 +109,69 @@ class Subsample:
         self._stage = state["stage"]
 
 
+class LocalMinibatches(Minibatches):
+    """Minibatches of the local rows, in proportion to their number.
+
+    Attributes:
+        size: local rows per step; None is all.
+        size_of_all: rows per step of all processes.
+    """
+
+    def __init__(self, shard: Any, size: int | None, seed: int) -> None:
+        whole = None if size is None or size >= shard.num_rows else size
+        self._every = torch.arange(shard.num_own)
+        local = None if whole is None else max(1, round(whole * shard.num_own / shard.num_rows))
+        super().__init__(shard.num_own, local, seed)
+        self.size_of_all = whole
+
+    def next(self, device: torch.device) -> Tensor:
+        """The next local rows."""
+        rows = super().next(device)
+        return self._every.to(device) if rows is None else rows
+
+
+class LocalSubsample:
+    """The local rows of a growing subsample of all rows; a process without any takes one row, with weight zero.
+
+    Attributes:
+        weight: factor from the scale of the local rows to the scale of the subsample.
+    """
+
+    def __init__(self, whole: Subsample, shard: Any) -> None:
+        self._whole, self._shard = whole, shard
+        self.generator, self.num_data, self.size = whole.generator, whole.num_data, whole.size
+        self._kept: tuple[int, Tensor] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sizes", "num_rows", "grown", "grow", "state", "load"):
+            return getattr(self._whole, name)
+        raise AttributeError(name)
+
+    @property
+    def weight(self) -> float:
+        """Factor of the loss of this process."""
+        count, shard = len(self._rows()), self._shard
+        return shard.num_rows / self.num_rows * count / shard.num_own
+
+    def next(self, device: torch.device) -> Tensor:
+        """The present local rows."""
+        rows = self._rows()
+        return (rows if len(rows) else torch.zeros(1, dtype=torch.int64)).to(device)
+
+    def _rows(self) -> Tensor:
+        count = self._whole.num_rows
+        if self._kept is None or self._kept[0] != count:
+            chosen = self._whole.next(torch.device("cpu"))
+            every = torch.arange(self._shard.num_own)
+            self._kept = count, every if chosen is None else local_numbers(self._shard, chosen)
+        return self._kept[1]
+
+
+def local_numbers(shard: Any, rows: Tensor) -> Tensor:
+    """Local numbers, ascending, of those among some rows of the data that a process has."""
+    return torch.isin(shard.rows, rows.cpu()).nonzero()[:, 0].to(rows.device)
+
+
 def _generator(seed: int) -> torch.Generator:
     """A generator that differs from the one of a random ordering with this seed."""
     generator = torch.Generator().manual_seed(seed)

@@ -12,60 +12,69 @@ Cost: one reduction of as many numbers as there are hyperparameters, per evaluat
 n local rows, of this process, B rows of a batch.
 """
 
+import math
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp.distributed import World
+from pyro_nngp.distributed import ShardedData, World
 from pyro_nngp.distributed.world import ProcessError
-from pyro_nngp.inference.identity import digest
-from pyro_nngp.inference.protocols import KeepsRows, Trainable, shard_of
-from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
+from pyro_nngp.inference.identity import described, digest
+from pyro_nngp.inference.protocols import Trainable, shard_of
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
+from pyro_nngp.inference.svi.batches import LocalMinibatches, LocalSubsample, Minibatches, Subsample, local_numbers
+from pyro_nngp.inference.svi.replay import Replay
+from pyro_nngp.inference.svi.saved_state import divided, joined
 
 _SHOWN = 4  # differences named in a message
 _PRIME = 1_000_003  # between the seeds of processes
 
 
-class Ranks:
-    """One process of a run, or the only one.
-
-    Args:
-        method: the method that is trained.
-
-    Attributes:
-        shard: the rows of the processes; None where this process has all rows.
-        world: the processes.
+def ranks_of(method: Trainable) -> "Ranks":
+    """The place of this process in a run.
 
     Raises:
         ValueError: in a process group, for a method that has all rows on each process.
     """
+    shard, size = shard_of(method), World().size
+    if shard is not None:
+        return ShardedRanks(method, shard)
+    if size > 1:
+        cure = "Build the method on ShardedData, or train on one process without a process group."
+        fail("fit", "method", f"with rows on {size} processes", "one with all rows on each", cure)
+    return Ranks()
 
-    def __init__(self, method: Trainable) -> None:
-        self.shard = shard_of(method)
-        self.world = World() if self.shard is None else self.shard.world
-        if self.shard is None and self.world.size > 1:
-            cure = "Build the method on ShardedData, or train on one process without a process group."
-            fail("fit", "method", f"with rows on {self.world.size} processes", "one with all rows on each", cure)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that shows progress bars and warnings."""
-        return self.world.rank == 0
+class Ranks:
+    """The only process of a run: it has all rows, and nobody to add up with.
+
+    Attributes:
+        is_first: whether this process shows progress bars and warnings.
+    """
+
+    is_first = True
 
     def seed(self, seed: int) -> int:
         """Seed of the draws of this process."""
-        return seed + _PRIME * self.world.rank
+        return seed
 
     def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         """The rows of each step (:mod:`pyro_nngp.inference.svi.batches`)."""
-        if optimizer == "lbfgs":
-            whole = Subsample(num_data, size, seed, start)
-            return whole if self.shard is None else LocalSubsample(whole, self.shard)
-        if self.shard is None:
-            return Minibatches(num_data, size, seed)
-        return LocalMinibatches(self.shard, size, self.seed(seed))
+        return Subsample(num_data, size, seed, start) if optimizer == "lbfgs" else Minibatches(num_data, size, seed)
+
+    def first_rows(self, count: int | None, device: torch.device | None) -> Tensor | None:
+        """The first rows of this process, at most `count`; None is all rows of the only process."""
+        return None if count is None else torch.arange(count, device=device)
+
+    def local_rows(self, rows: Tensor) -> Tensor:
+        """Local numbers of those among some rows of the data that this process has."""
+        return rows
 
     def sum_gradients(self, loss: Tensor, params: list[Tensor], sparse: set[int]) -> Tensor:
         """Replace the gradients of shared parameters by their sums; returns the loss of all processes.
@@ -76,8 +85,98 @@ class Ranks:
             sparse: identities of parameters with gradients that are sparse in the rows; a row counts if any process
                 uses it.
         """
-        if self.shard is None:
-            return loss
+        return loss
+
+    def without_loss(self, error: Exception, cause: Exception, like: Tensor) -> Tensor:
+        """Raise the error of a loss that this process cannot evaluate, or return NaN for all processes to see."""
+        raise error from cause
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        return flag
+
+    def sum(self, value: float) -> float:
+        """Sum over the processes."""
+        return value
+
+    def of_first(self, value: float) -> float:
+        """The value of the first process."""
+        return value
+
+    def recorder(self, *args: Any) -> Replay | None:
+        """The recorder of the loss, :class:`~pyro_nngp.inference.svi.replay.Replay`; None on several processes."""
+        return Replay(*args)
+
+    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
+        """Raise if parameters with a row per datum are to be trained by gradients on several processes.
+
+        Raises:
+            ValueError: names the cure.
+        """
+
+    def check_same(self, descriptions: Callable[[], dict[str, str]]) -> None:
+        """Raise on all processes unless each has the same descriptions of a run.
+
+        Args:
+            descriptions: settings, and digests of starting values, by name (:mod:`pyro_nngp.inference.identity`).
+
+        Raises:
+            ProcessError: names what differs.
+        """
+
+    def shared(self, params: dict[str, Tensor], solved: set[int]) -> dict[str, Tensor]:
+        """The parameters that are not rows of one process, some of which are solved for."""
+        return params
+
+    def snapshot(self, params: dict[str, Tensor], modules: list[nn.Module]) -> dict[str, Any]:
+        """Copies of all parameters and of the modules' buffers."""
+        state = [{name: value.clone() for name, value in module.state_dict().items()} for module in modules]
+        return {"params": {name: param.detach().clone() for name, param in params.items()}, "modules": state}
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any], params: dict[str, Tensor], modules: list[nn.Module]) -> None:
+        """Restore a snapshot, in place."""
+        for module, state in zip(modules, snapshot["modules"], strict=True):
+            module.load_state_dict(state)
+        for name, value in snapshot["params"].items():
+            params[name].copy_(value)
+
+    def described(self, descriptions: dict[str, str]) -> dict[str, str]:
+        """The descriptions of a run, with the data of all processes."""
+        return descriptions
+
+    def store(self, path: str | PathLike[str]) -> Any:
+        """The file, or folder, of the checkpoints of a run."""
+        return _File(path)
+
+
+class ShardedRanks(Ranks):
+    """One of several processes of a run, each with rows of its own.
+
+    Args:
+        method: the method that is trained.
+        shard: its rows.
+    """
+
+    def __init__(self, method: Any, shard: ShardedData) -> None:
+        self.method, self.shard, self.world = method, shard, shard.world
+        self.is_first = self.world.rank == 0
+
+    def seed(self, seed: int) -> int:
+        return seed + _PRIME * self.world.rank
+
+    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
+        if optimizer == "lbfgs":
+            return LocalSubsample(Subsample(num_data, size, seed, start), self.shard)
+        return LocalMinibatches(self.shard, size, self.seed(seed))
+
+    def first_rows(self, count: int | None, device: torch.device | None) -> Tensor:
+        return torch.arange(min(self.shard.num_own, count or self.shard.num_own), device=device)
+
+    def local_rows(self, rows: Tensor) -> Tensor:
+        return local_numbers(self.shard, rows)
+
+    def sum_gradients(self, loss: Tensor, params: list[Tensor], sparse: set[int]) -> Tensor:
         parts = [loss.detach().reshape(1).double()]
         for param in params:
             grad = torch.zeros_like(param) if param.grad is None else param.grad
@@ -96,114 +195,91 @@ class Ranks:
             param.grad = grad if rows is None else _sparse(grad, rows)
         return sums[0][0]
 
-    def check_shared(self, method: Any, free: list[Tensor], tables: list[Any]) -> None:
-        """Raise if parameters with a row per datum are to be trained by gradients on several processes.
+    def without_loss(self, error: Exception, cause: Exception, like: Tensor) -> Tensor:
+        return like.new_tensor(math.nan)
 
-        Raises:
-            ValueError: names the cure.
-        """
-        if not isinstance(method, KeepsRows) or self.shard is None or not method.has_row_tables:
+    def any(self, flag: bool) -> bool:
+        return bool(self.world.max(int(flag)))
+
+    def sum(self, value: float) -> float:
+        return float(self.world.sum(torch.tensor(value, dtype=torch.float64)))
+
+    def of_first(self, value: float) -> float:
+        return self.sum(value if self.is_first else 0.0)
+
+    def recorder(self, *args: Any) -> None:
+        return None
+
+    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
+        if not self.method.has_row_tables:
             return
         local = {id(param) for table in tables for param in table.parameters(recurse=False)}
         if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
 
-    def check_same(self, described: dict[str, str]) -> None:
-        """Raise on all processes unless each has the same descriptions of a run.
-
-        Args:
-            described: settings, and digests of starting values, by name (:mod:`pyro_nngp.inference.identity`).
-
-        Raises:
-            ProcessError: names what differs.
-        """
+    def check_same(self, descriptions: Callable[[], dict[str, str]]) -> None:
         if self.world.size == 1:
             return
-        codes = {name: code_of(f"{name} = {text}") for name, text in described.items()}
+        texts = descriptions()
+        codes = {name: code_of(f"{name} = {text}") for name, text in texts.items()}
         found, counts = self.world.gather(torch.tensor(list(codes.values()))).unique(return_counts=True)
         odd = set(found[counts != self.world.size].tolist())
         if not odd:
             return
-        names = [f"{name} = {described[name]:.80}" for name, code in codes.items() if code in odd]
+        names = [f"{name} = {texts[name]:.80}" for name, code in codes.items() if code in odd]
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         actual = f"on process {self.world.rank} and not on all, {shown or 'less than on others'}"
         cure = "Give all the same arguments, and seed what is drawn at random, such as the weights of a network."
         fail("fit", "settings and starting values", "to be those of all processes", actual, cure, ProcessError)
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
-        return flag if self.shard is None else bool(self.world.max(int(flag)))
+    def shared(self, params: dict[str, Tensor], solved: set[int]) -> dict[str, Tensor]:
+        return {name: param for name, param in params.items() if id(param) not in solved}
 
-    def sum(self, value: float) -> float:
-        """Sum over the processes."""
-        return value if self.shard is None else float(self.world.sum(torch.tensor(value, dtype=torch.float64)))
+    def snapshot(self, params: dict[str, Tensor], modules: list[nn.Module]) -> dict[str, Any]:
+        return self.method.training_state()
 
-    def of_first(self, value: float) -> float:
-        """The value of the first process."""
-        return self.sum(value if self.is_first else 0.0)
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any], params: dict[str, Tensor], modules: list[nn.Module]) -> None:
+        self.method.load_training_state(snapshot)
 
-    def local_rows(self, rows: Tensor) -> Tensor:
-        """Local numbers of those among some rows of the data that this process has."""
-        return rows if self.shard is None else _local_numbers(self.shard, rows)
+    def described(self, descriptions: dict[str, str]) -> dict[str, str]:
+        return described(descriptions, self.shard)
 
-
-class LocalMinibatches(Minibatches):
-    """Minibatches of the local rows, in proportion to their number.
-
-    Attributes:
-        size: local rows per step; None is all.
-        size_of_all: rows per step of all processes.
-    """
-
-    def __init__(self, shard: Any, size: int | None, seed: int) -> None:
-        whole = None if size is None or size >= shard.num_rows else size
-        self._every = torch.arange(shard.num_own)
-        local = None if whole is None else max(1, round(whole * shard.num_own / shard.num_rows))
-        super().__init__(shard.num_own, local, seed)
-        self.size_of_all = whole
-
-    def next(self, device: torch.device) -> Tensor:
-        """The next local rows."""
-        rows = super().next(device)
-        return self._every.to(device) if rows is None else rows
+    def store(self, path: str | PathLike[str]) -> Any:
+        return _Folder(path, self.shard)
 
 
-class LocalSubsample:
-    """The local rows of a growing subsample of all rows; a process without any takes one row, with weight zero.
+class _File:
+    """Checkpoints of the only process."""
 
-    Attributes:
-        weight: factor from the scale of the local rows to the scale of the subsample.
-    """
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
 
-    def __init__(self, whole: Subsample, shard: Any) -> None:
-        self._whole, self._shard = whole, shard
-        self.generator, self.num_data, self.size = whole.generator, whole.num_data, whole.size
-        self._kept: tuple[int, Tensor] | None = None
+    def exists(self) -> bool:
+        return self.path.exists()
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("sizes", "num_rows", "grown", "grow", "state", "load"):
-            return getattr(self._whole, name)
-        raise AttributeError(name)
+    def save(self, content: dict[str, Any]) -> None:
+        save_checkpoint(self.path, content)
 
-    @property
-    def weight(self) -> float:
-        """Factor of the loss of this process."""
-        count, shard = len(self._rows()), self._shard
-        return shard.num_rows / self.num_rows * count / shard.num_own
+    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return load_checkpoint(self.path)
 
-    def next(self, device: torch.device) -> Tensor:
-        """The present local rows."""
-        rows = self._rows()
-        return (rows if len(rows) else torch.zeros(1, dtype=torch.int64)).to(device)
 
-    def _rows(self) -> Tensor:
-        count = self._whole.num_rows
-        if self._kept is None or self._kept[0] != count:
-            chosen = self._whole.next(torch.device("cpu"))
-            every = torch.arange(self._shard.num_own)
-            self._kept = count, every if chosen is None else _local_numbers(self._shard, chosen)
-        return self._kept[1]
+class _Folder:
+    """Checkpoints of several processes, of which another number may continue the run."""
+
+    def __init__(self, path: str | PathLike[str], shard: ShardedData) -> None:
+        self.folder = ShardedCheckpoint(path, shard)
+
+    def exists(self) -> bool:
+        return self.folder.exists()
+
+    def save(self, content: dict[str, Any]) -> None:
+        self.folder.save(*divided(content))
+
+    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return joined(*self.folder.load(divided(like())[1]))
 
 
 def code_of(text: str) -> int:
@@ -214,8 +290,3 @@ def code_of(text: str) -> int:
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:
     """Some ascending rows of a dense gradient as a sparse tensor."""
     return torch.sparse_coo_tensor(rows[None], grad[rows], grad.shape, is_coalesced=True, check_invariants=False)
-
-
-def _local_numbers(shard: Any, rows: Tensor) -> Tensor:
-    """Local numbers, ascending, of those among some rows of the data that a process has."""
-    return torch.isin(shard.rows, rows.cpu()).nonzero()[:, 0].to(rows.device)

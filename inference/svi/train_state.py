@@ -13,8 +13,8 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
-from pyro_nngp.inference.identity import identity, without_rows
-from pyro_nngp.inference.protocols import Batched, KeepsRows, Program, Solvable, Trainable, total_rows
+from pyro_nngp.inference.identity import identity
+from pyro_nngp.inference.protocols import Batched, Program, Solvable, Trainable, total_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -25,7 +25,7 @@ from pyro_nngp.inference.svi.parameters import (
     refuse_others,
     set_rates,
 )
-from pyro_nngp.inference.svi.ranks import Ranks
+from pyro_nngp.inference.svi.ranks import ranks_of
 from pyro_nngp.inference.svi.replay import Replay
 from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
@@ -67,7 +67,7 @@ class TrainState:
         if device is not None:
             for module in self.modules:
                 module.to(device)
-        self.ranks = Ranks(method)
+        self.ranks = ranks_of(method)
         self.profiling, self.part = profiling, cast(Any, method)  # the method on the rows of the subsample
         self.subsampling = subsampling
         first = None if profiling and not subsampling else _FIRST_SUBSAMPLE
@@ -89,7 +89,7 @@ class TrainState:
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(self.seed, self.cuda_devices())
         self.solved = {id(param) for param in cast(Solvable, method).solved_parameters()} if solving else set()
-        self.ranks.check_shared(method, self.free_parameters(), local_modules(self.modules))
+        self.ranks.check_shared(self.free_parameters(), local_modules(self.modules))
         self.sparse: set[int] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
@@ -140,10 +140,7 @@ class TrainState:
     def _evaluate_once(self, device: torch.device | None) -> None:
         """Evaluate the loss on the first rows, so that model and guide create their parameters."""
         count = min(_FIRST_SUBSAMPLE, self.num_data) if self.profiling else self.batches.size
-        idx = None if count is None else torch.arange(count, device=device)
-        if self.ranks.shard is not None:
-            idx = torch.arange(min(self.ranks.shard.num_own, self.batches.size or self.num_data), device=device)
-        args = self.batch_args(idx, torch.Generator().manual_seed(0))
+        args = self.batch_args(self.ranks.first_rows(count, device), torch.Generator().manual_seed(0))
         self.elbo.loss(self.model, self.guide, *args)
 
     def _gradient_step(self) -> float:
@@ -204,11 +201,11 @@ class TrainState:
 
     def _make_replay(self) -> Replay | None:
         """The recorder of the loss; None except on minibatches of a method, on a CPU and one process."""
-        if isinstance(self.method, Program) or self.ranks.shard is not None:
+        if isinstance(self.method, Program) or self.device.type != "cpu" or self.batches.size is None:
             return None
-        if self.device.type != "cpu" or self.batches.size is None:
-            return None
-        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, self.batches.generator)
+        return self.ranks.recorder(
+            self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, self.batches.generator
+        )
 
     def _evaluate(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows.
@@ -226,9 +223,8 @@ class TrainState:
             if isinstance(error, ValueError) and not bad:
                 raise  # an error of the model
             why = f"not finite: {bad}" if bad else "parameters are finite"
-            if self.ranks.shard is not None:  # all processes see it
-                return next(iter(self.params.values())).new_tensor(math.nan)
-            raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+            failed = DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}")
+            return self.ranks.without_loss(failed, error, next(iter(self.params.values())))
         if not self.losses and loss.requires_grad:
             refuse_others(loss, self.params)
         return loss
@@ -274,8 +270,8 @@ class TrainState:
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of all parameters; on several processes without solved ones, which are rows of one process there."""
-        left_out = self.solved if self.ranks.shard is not None else set()
-        return {name: param.detach().clone() for name, param in self.params.items() if id(param) not in left_out}
+        shared = self.ranks.shared(self.params, self.solved)
+        return {name: param.detach().clone() for name, param in shared.items()}
 
     @torch.no_grad()
     def put_back(self, values: dict[str, Tensor]) -> None:
@@ -287,23 +283,11 @@ class TrainState:
 
     def snapshot(self) -> dict[str, Any]:
         """Copies of all parameters and of the modules' buffers."""
-        if self.ranks.shard is not None:
-            return self.method.training_state()
-        return {
-            "params": self.parameters(),
-            "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
-        }
+        return self.ranks.snapshot(self.params, self.modules)
 
-    @torch.no_grad()
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot, in place."""
-        if self.ranks.shard is not None:
-            self.method.load_training_state(snapshot)
-            return
-        for module, state in zip(self.modules, snapshot["modules"], strict=True):
-            module.load_state_dict(state)
-        for name, value in snapshot["params"].items():
-            self.params[name].copy_(value)
+        self.ranks.restore(snapshot, self.params, self.modules)
 
     def state(self) -> dict[str, Any]:
         """The content of a checkpoint: everything that the next step depends on."""
@@ -346,16 +330,16 @@ class TrainState:
     def kind(self) -> dict[str, Any]:
         """The identity of the run: its number of steps, which may grow, and descriptions of everything else by name."""
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
-        descriptions = identity(**parts, **self.settings)
-        if self.ranks.shard is not None:  # the digest of the data describes the rows of all processes
-            descriptions = without_rows(descriptions) | {"data": f"{self.ranks.shard.digest():x}"}
-        return {"num_steps": self.num_steps, "run": descriptions}
+        return {"num_steps": self.num_steps, "run": self.ranks.described(identity(**parts, **self.settings))}
 
     def check_processes(self) -> None:
         """Raise unless all processes have the same settings and starting values."""
-        if isinstance(self.method, KeepsRows) and self.ranks.shard is not None:
-            start = identity(start=self.method.training_state()["shared"])
-            self.ranks.check_same(self.kind["run"] | start | {"num_steps": str(self.num_steps)})
+
+        def descriptions() -> dict[str, str]:
+            start = identity(start=self.snapshot()["shared"])
+            return self.kind["run"] | start | {"num_steps": str(self.num_steps)}
+
+        self.ranks.check_same(descriptions)
 
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""

@@ -14,10 +14,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail, warn
-from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
-from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
 from pyro_nngp.inference.svi.defaults import (
@@ -37,7 +36,7 @@ from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplicates, check_outcome
 from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
-from pyro_nngp.inference.svi.saved_state import check_run, divided, joined
+from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
 from pyro_nngp.inference.svi.trend_check import check_trend
 from pyro_nngp.linalg import report_nuggets
@@ -137,8 +136,7 @@ class Trainer:
         self.best_parameters: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
         self.objective = math.inf
         scored = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
-        shard = self.ranks.shard
-        self.folder = None if checkpoint is None or shard is None else ShardedCheckpoint(checkpoint.path, shard)
+        self.store = None if checkpoint is None else self.ranks.store(checkpoint.path)
         self.num_scored, self.scored_rows = len(scored), self.ranks.local_rows(scored.to(self.state.device))
         self.metric_parameters = neighbor_parameters(method)
         self.metric_at_refresh = self._metric_now()
@@ -148,8 +146,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve once."""
-        saved = self.checkpoint if self.folder is None else self.folder
-        if saved is not None and saved.exists():
+        if self.store is not None and self.store.exists():
             self._load()
             self.ended = self.converged or self._out_of_patience()
             self.solved_at = self.state.step
@@ -418,10 +415,7 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
-        if self.folder is None:
-            save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._content())
-        else:
-            self.folder.save(*divided(self._content()))
+        cast(Any, self.store).save(self._content())
 
     def _content(self) -> dict[str, Any]:
         """The content of a checkpoint: everything that the rest of the run depends on."""
@@ -431,10 +425,7 @@ class Trainer:
         return state | kept | {"scores": self.scores, "best": self.best}
 
     def _load(self) -> None:
-        if self.folder is None:
-            saved = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
-        else:
-            saved = joined(*self.folder.load(divided(self._content())[1]))
+        saved = cast(Any, self.store).load(self._content)
         check_schema("fit", saved, self._content() | {"run": {}, "scores": [], "best": None, "good": {}})
         check_run(self.state, saved["run"])
         for i, pair in enumerate(saved["scores"]):

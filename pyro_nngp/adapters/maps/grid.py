@@ -33,7 +33,8 @@ from pyro_nngp.adapters.maps.systems import mapped
 from pyro_nngp.distributed import World
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
-from pyro_nngp.inference.identity import identity, without_rows
+from pyro_nngp.inference.identity import described, identity
+from pyro_nngp.inference.protocols import shard_of
 from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 from pyro_nngp.models.base import Method
 
@@ -116,9 +117,8 @@ def predict_grid(
     results = _Results(gp, of, levels, limits, num_draws, samples, num_neighbors, offset, trials)
     folder = None if target is None else Path(f"{target}.part")
     parts_of = f"{results.digest()} {cells.digest()} {seed}"
-    world = gp.shard.world if getattr(gp, "shard", None) is not None else None
-    if world is not None and world.size == 1:
-        world = None
+    shard = shard_of(gp)
+    world = None if shard is None or shard.world.size == 1 else shard.world
     if world is not None and num_draws:
         cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
         fail(where, "num_draws", "0 on several processes", num_draws, cure)
@@ -286,13 +286,13 @@ class _Results:
     def digest(self) -> str:
         """Digest of everything that determines the values, except the cells and the seed."""
         settings = (self.of, self.offset, self.trials, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
-        shard, described = getattr(self.gp, "shard", None), identity(gp=self.gp, options=self.options)
+        shard, descriptions = shard_of(self.gp), identity(gp=self.gp, options=self.options)
         if shard is None:
             values = self.gp.state_dict()
         else:
-            described = without_rows(described) | {"data": f"{shard.digest():x}"}
+            descriptions = described(descriptions, shard)
             values = self.gp.training_state()["shared"]
-        hasher = hashlib.blake2b(repr((settings, described)).encode(), digest_size=16)
+        hasher = hashlib.blake2b(repr((settings, descriptions)).encode(), digest_size=16)
         for name, value in values.items():
             hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pyro_nngp.distributed import ShardedData, World
 from pyro_nngp.distributed.world import ProcessError
 from pyro_nngp.inference import fit
 from pyro_nngp.inference.svi import ranks
-from pyro_nngp.inference.svi.ranks import Ranks
+from pyro_nngp.inference.svi.ranks import ShardedRanks
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
@@ -46,10 +47,9 @@ class Beside:
 
 
 def test_what_differs_is_named():
-    here = Ranks.__new__(Ranks)
     same = {"lr": "0.1", "kernel": "RBF"}
-    here.world = Beside(same)
-    here.check_same(dict(reversed(same.items())))
+    here = ShardedRanks(None, SimpleNamespace(world=Beside(same)))
+    here.check_same(lambda: dict(reversed(same.items())))
     for other, named in (
         (same | {"lr": "0.2"}, "and not on all, lr = 0.1. "),
         ({"lr": "0.1"}, "kernel = RBF. "),
@@ -58,7 +58,7 @@ def test_what_differs_is_named():
     ):
         here.world = Beside(other)
         with pytest.raises(ProcessError, match=f"to be those of all processes, got on process 0 .*{named}Give"):
-            here.check_same(same)
+            here.check_same(lambda: same)
 
 
 def differing():
