@@ -29,6 +29,7 @@ METHODS = {
     "SWSGP": (SWSGP, {"num_neighbors": K, "inducing": 20}),
     "SVGP": (SVGP, {"inducing": 20}),
 }
+RELATIVES = "NPVI-conditional", "NPVI-sites", "VNNGP-sparse", "Vecchia-inducing"  # of other METHODS
 AUGMENTED = [  # likelihoods that augmentation makes Gaussian, and targets of each for a latent function
     (Bernoulli, lambda f: (f > 0).to(f.dtype)),
     (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
@@ -41,6 +42,11 @@ AUGMENTED = [  # likelihoods that augmentation makes Gaussian, and targets of ea
 def slow_except(cases, *quick):
     """Cases of a parametrized test, all of which but the quick ones are marked slow."""
     return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def methods():
+    """Names of METHODS for a parametrized test; slow are those that differ from others in parts tested elsewhere."""
+    return slow_except(METHODS, *(METHODS.keys() - set(RELATIVES)))
 
 
 def scalar(value):
@@ -73,7 +79,7 @@ def waves(n=48, dtype=F64):
     return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
 
 
-def surface(likelihood, n=300):
+def surface(likelihood, n=200):
     """Noisy values, or counts with Poisson, on a smooth surface over the unit square, and nine new points."""
     generator = torch.Generator().manual_seed(3)
     x = torch.rand(n, 2, generator=generator, dtype=F64)

@@ -9,6 +9,7 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import slow_except
 from pyro.nn import PyroModule, PyroSample
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -93,7 +94,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("case", METHODS)
+QUICK = ("Vecchia", "two outputs", "VNNGP with a prior", "LOO of classes", "SVGP", "network as the mean")
+
+
+@pytest.mark.parametrize("case", slow_except(METHODS, *QUICK))
 def test_predictions_have_the_same_bits(case, tmp_path):
     gp = METHODS[case]()
     nngp.fit(gp, num_steps=2, progress=False)

@@ -54,7 +54,7 @@ def trained(case, sharded):
         gp.solve()
         found |= {"coefficients": gp.mean.posterior_loc, "covariance": gp.mean.posterior_tril}
     else:
-        result = fit(gp, 4, batch_size=300, refresh_every=3, solve_every=2, progress=False)
+        result = fit(gp, 4, batch_size=200, refresh_every=3, solve_every=2, progress=False)
         found |= {"losses": result.losses, "lengthscale": gp.kernel.lengthscale.detach()}
     found["slope"], found["neighbors"] = gp.q.excess.slope, torch.tensor(gp.prediction_neighbors())
     found["moments"] = torch.stack([*gp(new), gp.predict(new).variance]).detach()
@@ -189,7 +189,7 @@ def test_a_checkpoint_continues_bit_for_bit(tmp_path):
 def test_another_number_of_processes_continues(before, after, tmp_path):
     for name in ("begun", "continued"):
         (tmp_path / name).mkdir()
-    expected = in_minibatches(300)
-    on_processes(before, tmp_path / "begun", in_minibatches, 300, tmp_path, 5)
-    for found in on_processes(after, tmp_path / "continued", in_minibatches, 300, tmp_path):
+    expected = in_minibatches(200)
+    on_processes(before, tmp_path / "begun", in_minibatches, 200, tmp_path, 5)
+    for found in on_processes(after, tmp_path / "continued", in_minibatches, 200, tmp_path):
         check_same(found, expected, 1e-6)

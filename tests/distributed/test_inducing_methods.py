@@ -16,7 +16,7 @@ from tests.oracles.processes import check_same, on_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poisson data")
 
-N = 300
+N = 200
 CASES = {
     "svgp": (SVGP, Gaussian, {"inducing": 20}),
     "svgp of counts": (SVGP, Poisson, {"inducing": 12}),

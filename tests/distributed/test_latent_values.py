@@ -20,7 +20,7 @@ from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
-N = 300
+N = 200
 
 
 def values():

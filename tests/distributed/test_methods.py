@@ -15,7 +15,7 @@ from pyro_nngp.models import LMC, LOO, MLLk, Vecchia
 from pyro_nngp.variational import Conjugate
 from tests.oracles.processes import on_processes
 
-N = 400
+N = 200
 
 
 def problem(kind="normal"):
@@ -77,7 +77,7 @@ def check_same(found, expected, rtol):
         torch.testing.assert_close(found[name], value, rtol=max(rtol, 1e-5 if "losses" in name else 0), atol=rtol)
 
 
-QUICK = {"loo of labels", "vecchia"}  # on two processes
+QUICK = {"loo of labels"}  # on two processes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.oracles.processes import check_same, on_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poisson data")
 
-N = 300
+N = 200
 CASES = {
     "vecchia": (Vecchia, Gaussian(0.1), {"num_neighbors": 8}),
     "loo": (LOO, StudentT(0.1, 4.0), {"num_neighbors": 8}),

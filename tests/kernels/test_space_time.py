@@ -21,12 +21,12 @@ def test_the_formula() -> None:
 
 
 def test_neighbors_and_starts_follow_time_and_space() -> None:
-    x = torch.rand(300, 3, dtype=torch.float64) * tensor(1000.0, 10.0, 1.0)
+    x = torch.rand(150, 3, dtype=torch.float64) * tensor(1000.0, 10.0, 1.0)
     metric = neighbor_metric(space_time(), x)
     assert isinstance(metric, KernelMetric)
     torch.testing.assert_close(metric.features(x)[0], x[:, [0, 2, 1]] / tensor(0.5, 2.0, 0.7), rtol=1e-6, atol=1e-6)
     kernel = Gneiting(Matern32(2, active_dims=[0, 1]), 2)
-    y = torch.sin(x[:, 0] / 200) + torch.sin(3 * x[:, 2]) + 0.1 * torch.randn(300, dtype=torch.float64)
+    y = torch.sin(x[:, 0] / 200) + torch.sin(3 * x[:, 2]) + 0.1 * torch.randn(150, dtype=torch.float64)
     gp = nngp.Vecchia(x, y, kernel, num_neighbors=10)
     assert 0.02 < gp.kernel.timescale.item() < 50
     assert 0 < gp.kernel.interaction.item() < 1

@@ -51,9 +51,9 @@ def test_weights_follow_the_dtype_of_the_inputs() -> None:
 def test_rotated_anisotropy_is_learned() -> None:
     """Stripes at 30 degrees: the long range lies along them."""
     angle = math.radians(30)
-    x = torch.rand(250, 2) * 100
+    x = torch.rand(150, 2) * 100
     across = -math.sin(angle) * x[:, 0] + math.cos(angle) * x[:, 1]
-    y = torch.sin(across / 10) + 0.1 * torch.randn(250)
+    y = torch.sin(across / 10) + 0.1 * torch.randn(150)
     gp = nngp.Vecchia(x, y, Warped(Matern32(2), Rotation(), 2), num_neighbors=10)
     nngp.fit(gp, 25, progress=False)
     along, over = gp.kernel.kern.lengthscale.tolist()

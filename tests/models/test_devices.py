@@ -52,7 +52,17 @@ def test_the_pretended_device_refuses_to_meet_the_cpu(there):
 
 
 # Every operation on the pretended device costs: the variants that differ in parts tested elsewhere are slow tests.
-VARIANTS = ("NPVI", "NPVI-NN", "NPVI-conditional", "NPVI-sites", "VNNGP-inducing", "VNNGP-sparse", "SWSGP", "MLLk")
+VARIANTS = (
+    "NPVI",
+    "NPVI-NN",
+    "NPVI-conditional",
+    "NPVI-sites",
+    "VNNGP-inducing",
+    "VNNGP-sparse",
+    "SWSGP",
+    "MLLk",
+    "Vecchia-inducing",
+)
 CASES = [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in METHODS]
 
 
@@ -71,9 +81,7 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k in ("binary", "classes") else pytest.param(k, marks=pytest.mark.slow) for k in LABELS]
-)
+@pytest.mark.parametrize("kind", [k if k == "classes" else pytest.param(k, marks=pytest.mark.slow) for k in LABELS])
 def test_auxiliary_variables_elsewhere(kind, there):
     likelihood, coded = LABELS[kind]
     x, y = data()

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import METHODS, K, N, P, build, data
+from builders import METHODS, K, N, P, build, data, methods
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
@@ -27,10 +27,7 @@ VOCABULARY = {
 }
 
 
-SLOW = ("NPVI-conditional",)  # one of three encoders
-
-
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in METHODS])
+@pytest.fixture(params=methods())
 def name(request):
     return request.param
 

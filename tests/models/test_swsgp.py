@@ -264,8 +264,8 @@ def test_draws_have_the_moments_of_the_guide(guide):
 @pytest.mark.parametrize(
     ("likelihood", "make"),
     [
-        (Bernoulli, lambda f: (f > 0).to(f.dtype)),
-        (Poisson, lambda f: f.exp().round()),
+        pytest.param(Bernoulli, lambda f: (f > 0).to(f.dtype), marks=pytest.mark.slow),
+        pytest.param(Poisson, lambda f: f.exp().round(), marks=pytest.mark.slow),
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )

@@ -43,9 +43,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("Vecchia", "VNNGP") else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
+@pytest.mark.parametrize("name", [n if n == "VNNGP" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
     x, _, y = field
     found = []

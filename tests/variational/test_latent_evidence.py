@@ -157,7 +157,9 @@ def profile(gp):
     return loss.detach(), torch.autograd.grad(loss, list(gp.kernel.parameters()))
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian(variance=0.3), Poisson(), Bernoulli()])
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian(variance=0.3), Poisson(), pytest.param(Bernoulli(), marks=pytest.mark.slow)]
+)
 def test_the_profiled_gradient_is_that_of_differences_between_solutions(likelihood):
     x, y = labels(60)
     gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=K)

@@ -141,7 +141,7 @@ def test_points_at_one_place_pool():
 
 def test_training_predictions_and_export_go_through_the_sites():
     gp, x_new = small("poisson", n=60, num_neighbors=8)
-    fit(gp, 10, batch_size=20, progress=False)
+    fit(gp, 4, batch_size=20, progress=False)
     assert bool(gp.q.solved)
     idata = to_arviz(gp, num_samples=3)
     assert idata.posterior["u"].shape == (1, 3, 60)

@@ -155,7 +155,7 @@ def test_a_profile_is_trained_on_first_rows_and_then_on_all(tmp_path):
 
 
 def test_a_stopped_run_on_a_profile_resumes_with_the_same_bits(tmp_path):
-    x, y = bumps(60)
+    x, y = bumps(30)
 
     def trained(path, **settings):
         gp = VNNGP(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)

@@ -4,7 +4,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import METHODS, data
+from builders import METHODS, data, methods
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
@@ -46,9 +46,7 @@ def build(name, y=Y, **by_row):
     return gp
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "NPVI-conditional")) for name in METHODS]
-)
+@pytest.mark.parametrize("name", methods())
 def test_an_offset_is_a_shift_of_gaussian_targets(name):
     plain, shifted = build(name), build(name, Y + OFFSET, offset=OFFSET)
     for gp in (plain, shifted):

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 import torch
-from builders import METHODS, build, data, solve_alone
+from builders import build, data, methods, solve_alone
 from pyro import distributions as dist
 from pyro.nn import PyroSample
 
@@ -20,7 +20,6 @@ from pyro_nngp.variational import MeanField
 F64 = torch.float64
 X, Y = data()
 NEW = X[:5] + 0.01
-EVERY = dict.fromkeys(METHODS)
 UNTRAINED = pytest.mark.filterwarnings("ignore:.* has not seen the new rows")
 
 
@@ -173,7 +172,7 @@ def test_an_interruption_restores_values_that_were_changed_in_place(monkeypatch)
 
 
 @UNTRAINED
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", methods())
 def test_every_method_grows(name, tmp_path):
     gp, (x, y) = solved(name), new_rows()
     at, old = X[:5] + 0.01, gp(X[:5] + 0.01)

@@ -42,7 +42,7 @@ def test_all_backends_find_the_same_predecessors(name, use):
     points = POINTS[name]
     expected = oracle(points, points, 20, limit=range(N))
     for backend in EXACT:
-        for k in (1, 7, 20):
+        for k in (1, 20):
             assert torch.equal(nearest_predecessors(points, k, backend=use(backend)), expected[:, :k])
     for backend in ("kdtree", "scipy"):
         for start in (300, N - 3):
@@ -58,7 +58,7 @@ def test_all_backends_find_the_same_points(name, use):
     at, beside = oracle(points[rows], points, 40, exclude=rows), oracle(elsewhere, points, 40)
     for backend in EXACT:
         index = SearchIndex(points, backend=use(backend))
-        for k in (1, 12, 40):
+        for k in (1, 40):
             assert torch.equal(index.nearest(points[rows], k, rows)[0], at[:, :k])
             assert torch.equal(index.nearest(elsewhere, k)[0], beside[:, :k])
 
