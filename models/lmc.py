@@ -5,7 +5,7 @@ likelihood: a count and a measurement, at the same sites or at others. The poste
 one for each datum (:mod:`pyro_nngp.variational.coregionalized`): with Gaussian noise the ELBO is the log marginal
 likelihood of a block Vecchia approximation, exact with K = N - 1.
 
-Cost per step: O(B (K T)^3), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
+Cost per step: O(B (K R)^3) with R = min(T, L), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
 rows of a batch, P new points, S draws.
 """
 
@@ -47,7 +47,7 @@ from pyro_nngp.variational.coregionalized import CoregionalizedObservations, giv
 from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
-_VALUES = 128  # largest K T where K is chosen: each step costs (K T)^3 per site
+_VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
 class LMC(Method):
@@ -81,7 +81,7 @@ class LMC(Method):
         num_latents: L where all share one kernel; None is T. Fewer than T tie outputs to each other: then no output
             can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer. With Gaussian noise it is then doubled, to at
-            most 128 / T, while that lowers the predictive variance
+            most 128 / min(T, L), while that lowers the predictive variance
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         mixing: initial A (T, L), or its prior; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
@@ -173,7 +173,7 @@ class LMC(Method):
         sizes = y.shape[1], self.num_functions, len(x)
         self.q = CoregionalizedObservations(*sizes, self._modules.get("mean"), self._evidence_parameters(), self.x)
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
-            choose_neighbors(self, _VALUES // y.shape[1])
+            choose_neighbors(self, _VALUES // min(y.shape[1], self.num_functions))
 
     def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
@@ -290,7 +290,7 @@ class LMC(Method):
             max_steps: largest number of steps.
             tolerance: stop when means move by less, in standard deviations of the sites.
 
-        Cost: O(N (K T)^3) per round, and O(N L K) per iteration of conjugate gradients.
+        Cost: O(N (K R)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
         check_steps("LMC.solve", max_steps, tolerance)
         self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
@@ -355,7 +355,7 @@ class LMC(Method):
 class LatentFunctions(Posterior):
     """The latent functions u under q(u), or given their values in a posterior draw; f is A u plus the mean.
 
-    Cost: O(P (K T)^3) for moments, O(P K L^2) per joint draw.
+    Cost: O(P (K R)^3) for moments with R = min(T, L), O(P K L^2) per joint draw.
 
     Attributes:
         q: the family.
@@ -436,7 +436,7 @@ class LatentFunctions(Posterior):
         return rows, self.graph.others(few if num_neighbors is None else num_neighbors, rows)
 
     def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, "T I"]:
-        """Each output at a site given the pseudo-observations of all others; O(I (K T)^3)."""
+        """Each output at a site given the pseudo-observations of all others; O(I (K R)^3)."""
         (rows, near), x, data = others, self.rows.x[others[0]], self.rows
         is_solved = self.draw is None and bool(self.q.solved)
         q = self.q if is_solved else self.q.solved_copy(lambda: self)  # pseudo-observations at these hyperparameters

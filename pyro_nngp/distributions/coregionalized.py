@@ -15,8 +15,8 @@ cancels in the divergence,
 where the evidence of the sites is a product of T-dimensional normal densities, each given the sites of the K nearest
 points before it (:mod:`pyro_nngp.conditionals.coregionalized`). With K = N - 1 it is exact.
 
-Cost: O(B (K T)^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a
-batch and its neighbors, T outputs, L latent functions.
+Cost: O(B (K R)^3) for a divergence with R = min(T, L), independent of N. Symbols: N points, K neighbors, B points of a
+batch, U rows of a batch and its neighbors, T outputs, L latent functions.
 """
 
 import math
@@ -34,13 +34,15 @@ from pyro_nngp.conditionals.coregionalized import gathered, latent_covariances, 
 from pyro_nngp.conditionals.coregionalized_density import coregionalized_log_density
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.sets import Sets
-from pyro_nngp.linalg import VecchiaFactor, cholesky
+from pyro_nngp.linalg import VecchiaFactor, add_diagonal, cholesky, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import Batch
 from pyro_nngp.neighbors.table import same_rows
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 _UNIT = 1e-6  # relative nugget of the covariance of the latent functions at a point
+_REDUNDANT = 1e-12  # relative nugget of the information of the outputs at a point
+_NONE = 1e-30  # information at a point without outputs
 
 
 class NNGPs(TorchDistribution):
@@ -193,14 +195,14 @@ class CoregionalizedPosterior(TorchDistribution):
         """Log densities of the sites of the batch's targets given the sites of their neighbors, under a prior."""
         batch, points = prior.batch, prior.priors[0].graph.x[prior.batch.rows]
         seen = self.precision[:, batch.targets] > 0
-        rows, values = whitened_sites(self.loading, self.target, self.precision)
+        rows, values, rest = whitened_sites(self.loading, self.target, self.precision)
         near = torch.cat([batch.neighbors, batch.targets[:, None]], 1)
         around, sites = gathered(rows, values, near)
         kernels, jitter = [each.kernel for each in prior.priors], prior.priors[0].jitter
         among = latent_covariances(kernels, points[near.clamp(min=0)], jitter)
         density = coregionalized_log_density(among, around, torch.where(near[..., None] >= 0, sites, 0.0))
         log_root = torch.where(seen, self.precision[:, batch.targets], 1.0).log().sum(0) / 2
-        density = density + log_root - seen.sum(0).to(values) * _LOG_TWO_PI / 2
+        density = density + log_root - rest[batch.targets] / 2 - seen.sum(0).to(values) * _LOG_TWO_PI / 2
         return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior | Sets":
@@ -224,11 +226,27 @@ def _kl_coregionalized_nngps(q: CoregionalizedPosterior, p: NNGPs) -> Tensor:
 
 def whitened_sites(
     loading: Float[Tensor, "#N T L"], target: Float[Tensor, "T N"], precision: Float[Tensor, "T N"]
-) -> tuple[Float[Tensor, "N T L"], Float[Tensor, "N T"]]:
-    """Loadings and targets of sites in units of their standard deviations; zeros where the precision is 0."""
+) -> tuple[Float[Tensor, "N R L"], Float[Tensor, "N R"], Float[Tensor, " N"]]:
+    r"""Loadings H and targets s of sites in units of their standard deviations; zeros where the precision is 0.
+
+    More outputs than latent functions are redundant: with :math:`H^\top H = C C^\top`, the L observations
+    :math:`C^{-1} H^\top s` of :math:`C^\top u` have the likelihood of all T up to a constant.
+
+    Returns:
+        Loadings and targets of R = min(T, L) observations with unit noise at each point, and the squares of the
+        targets less the squares of these. A relative nugget stands in where fewer than L outputs are there.
+    """
     seen = precision > 0
     root = torch.where(seen, precision, 1.0).sqrt() * seen
-    return root.mT[..., None] * loading, (root * target).mT
+    rows, values = root.mT[..., None] * loading, (root * target).mT
+    count, size = rows.shape[-2:]
+    if count <= size:
+        return rows, values, torch.zeros_like(values[:, 0])
+    wide, right = rows.double(), values.double()[..., None]
+    gram = wide.mT @ wide
+    tril = cholesky(add_diagonal(gram, gram.new_full((size,), _NONE)), _REDUNDANT)
+    few = half_solve(tril, wide.mT @ right)[..., 0]
+    return tril.mT.to(rows), few.to(rows), (right[..., 0].square().sum(-1) - few.square().sum(-1)).to(rows)
 
 
 def _log_normal(value: Tensor, loc: Tensor, precision: Tensor) -> Tensor:

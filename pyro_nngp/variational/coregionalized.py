@@ -10,7 +10,7 @@ Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp
 Covariances are those given the pseudo-observations of the nearest points, the point itself included: at least K points,
 and up to 96 observations. Rows and outputs without a datum have the precision 0.
 
-Cost: O(N (k T)^3) per round of covariances with k nearest points, and O(N L K) per iteration of conjugate gradients to
+Cost: O(N (k R)^3) per round of covariances with k nearest points, R = min(T, L), and O(N L K) per iteration of conjugate gradients to
 solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
 functions, U rows of a batch and its neighbors, P new points.
 """
@@ -187,7 +187,7 @@ class CoregionalizedObservations(ObservedGaussian):
     def prediction_neighbors(self, given: Any) -> int:
         """The number of nearest points per point that covariances depend on: K, or more for up to 96 observations."""
         graph = given.graph
-        return min(graph.num_points, max(graph.num_neighbors, _SITES // len(self.target)))
+        return min(graph.num_points, max(graph.num_neighbors, _SITES // min(len(self.target), len(self.loc))))
 
     def enough_neighbors(self, given: Any) -> int:
         return self.prediction_neighbors(given)
@@ -198,7 +198,7 @@ class CoregionalizedObservations(ObservedGaussian):
         """Means and covariances of the latent functions at new points, given the rows of their nearest points.
 
         The mean is the prior's given the posterior means at the nearest points, or before :meth:`solve` given the
-        pseudo-observations. Cost: O(P (k T)^3).
+        pseudo-observations. Cost: O(P (k R)^3).
         """
         loc, cov = self.given_observations(given, x_new, near)
         return (given_values(given, x_new, near, self.loc)[0] if bool(self.solved) else loc), cov
@@ -243,9 +243,9 @@ class CoregionalizedObservations(ObservedGaussian):
         draws = solve_triangular(weights.flatten(0, 1), places.flatten(1).repeat_interleave(size, 0), deviations)
         return draws.unflatten(1, (-1, size)).mT
 
-    def _whitened(self, given: GivenOutputs) -> tuple[Float[Tensor, "N T L"], Float[Tensor, "N T"]]:
+    def _whitened(self, given: GivenOutputs) -> tuple[Float[Tensor, "N R L"], Float[Tensor, "N R"]]:
         """Loadings and targets in units of the standard deviations of the pseudo-observations."""
-        return whitened_sites(given.loading(given.rows.x), *self.observations(given))
+        return whitened_sites(given.loading(given.rows.x), *self.observations(given))[:2]
 
     # Other rows.
 
@@ -346,7 +346,7 @@ class CoregionalizedPrior(LatentPrior):
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
         """Covariances of the latent functions at each point."""
         x, near = self._graph.x, self._nearest
-        rows, values = whitened_sites(self._loading, torch.zeros_like(precision), precision)
+        rows, values, _ = whitened_sites(self._loading, torch.zeros_like(precision), precision)
         around, noise = gathered(rows, torch.ones_like(values), near)
         self.covariance = latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
         return self.covariance
