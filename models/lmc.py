@@ -21,7 +21,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_inputs, check_new_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_steps
 from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals.coregionalized import outputs_of
@@ -30,10 +30,13 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.hyperparameters import scaled, unset_hyperparameters
+from pyro_nngp.hyperparameters.priors import sampled_attributes
 from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
+from pyro_nngp.loadings import Correlations, FactorLoadings
+from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Draw, Method, Posterior, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import drawn_values
@@ -44,9 +47,11 @@ from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
 from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_values, latent_priors
+from pyro_nngp.variational.factor_solution import find_intervals, solve_factors
 from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
+_NATS = 2e-3  # gain of a round per loading below which they are solved for
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -139,6 +144,12 @@ class LMC(Method):
             expectation, cure = "to be a tensor (T, L) or a function of x", "Convert an array with torch.as_tensor."
             fail("LMC", "mixing", expectation, type(mixing).__name__, cure, TypeError)
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
+        factors = mixing if isinstance(mixing, FactorLoadings) else None
+        if factors is not None:
+            varies, (outputs, size) = False, factors.mode.shape
+            if outputs != y.shape[1]:
+                fail("LMC", "mixing", f"with {y.shape[1]} outputs, the columns of y", outputs, "Give it that number.")
+            num_latents = size if num_latents is None and not isinstance(kernels, int | Sequence) else num_latents
         functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
@@ -152,6 +163,9 @@ class LMC(Method):
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
         shape = y.shape[1], self.num_functions
+        if factors is not None and count != factors.mode.shape[1]:
+            expectation, cure = f"with {count} factors, one per latent function", "Give one kernel, or one per factor."
+            fail("LMC", "mixing", expectation, factors.mode.shape[1], cure)
         if varies:
             self.mixing: Any = mixing
             check_loading("LMC", cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
@@ -177,13 +191,22 @@ class LMC(Method):
 
     def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
-        rest = self.jitter, self.offset, self.trials, self._starts_mixing and self._first_loading is None
+        wanted = self._factors is not None or (self._starts_mixing and self._first_loading is None)
+        rest = self.jitter, self.offset, self.trials, wanted
         data = self.x, cast(Tensor, self.y), trend, *rest
         outputs = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data, at=at)
         if self._starts_mixing:
             loading = outputs.loading if self._first_loading is None else self._first_loading
             self.mixing = scaled(loading, outputs.start.spread[:, None])
+        elif self._factors is not None:
+            self._factors.start(outputs.loading, outputs.start.spread)
         return outputs.start
+
+    @property
+    def _factors(self) -> FactorLoadings | None:
+        """The loadings, if :meth:`solve` sets them."""
+        loadings = self._modules.get("mixing")
+        return loadings if isinstance(loadings, FactorLoadings) else None
 
     def _show_functions(self) -> str:
         return f", T={self.num_latents}, L={self.num_functions}"
@@ -209,6 +232,38 @@ class LMC(Method):
         loading = posterior.loading(at)
         cov = (loading * variances[:, None]) @ loading.mT
         return cov[0] if x is None else cov
+
+    def correlations(self, probability: float = 0.95) -> Correlations:
+        r"""Correlations of the outputs at a site beyond their mean functions, with intervals; of factor loadings.
+
+        The intervals are those of the posterior of the loadings with all latent values integrated out
+        (:mod:`pyro_nngp.variational.loadings_information`), given the kernels. They become the guide of the loadings,
+        which until then is a point.
+
+        Args:
+            probability: of the intervals.
+
+        Returns:
+            Estimates, lower and upper ends, (T, T) each.
+
+        Raises:
+            TypeError: unless `mixing` is a :class:`~pyro_nngp.loadings.FactorLoadings`.
+            ValueError: unless `probability` is in (0, 1).
+
+        Cost: O((L N)^3) up to 3,000 latent values, then linear in N: that many at a time.
+        """
+        loadings, where = self._factors, "LMC.correlations"
+        if loadings is None:
+            expectation, cure = "to be FactorLoadings", "Build LMC(..., mixing=FactorLoadings(T, F)), and fit it."
+            fail(where, "mixing", expectation, type(self._modules.get("mixing")).__name__, cure, TypeError)
+        check_number(where, "probability", probability)
+        if not 0 < probability < 1:
+            fail(where, "probability", "in (0, 1)", probability, "0.95 is usual.")
+        if not bool(self.q.solved):
+            self.solve()
+        if not bool(loadings.has_intervals):
+            find_intervals(self.q, self.posterior(self.bound()), loadings)
+        return loadings.correlations(probability)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
@@ -278,6 +333,8 @@ class LMC(Method):
     @property
     def has_smooth_loss(self) -> bool:
         """Whether the ELBO is a function of the hyperparameters alone, as with Gaussian noise: L-BFGS then suits it."""
+        if self._factors is not None:  # the sites are solved for as well, and the guide of the loadings is a point
+            return all(module is self._factors for module, _ in sampled_attributes(self))
         return self.likelihood.is_gaussian and not self.hyper_guide.has_sites
 
     @torch.no_grad()
@@ -293,10 +350,20 @@ class LMC(Method):
         Cost: O(N (K R)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
         check_steps("LMC.solve", max_steps, tolerance)
-        self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
+
+        def read() -> LatentFunctions:
+            return self.posterior(self.bound())
+
+        if self._factors is None:
+            self.q.solve(read, max_steps, tolerance)
+        else:
+            solve_factors(self.q, read, self._factors, max_steps, _NATS)
 
     def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets: constants of the mean function."""
+        """The parameters that :meth:`solve` sets: constants of the mean function, with factors all its coefficients."""
+        mean = self._modules.get("mean")
+        if self._factors is not None and isinstance(mean, BasisMean) and mean.is_learned:
+            return mean.solved_parameters()
         return self.q.solved_parameters(self._modules.get("mean"))
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:

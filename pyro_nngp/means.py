@@ -64,6 +64,11 @@ class BasisMean(GPModule):
         """Set the coefficients, one column per latent function."""
         undefined(self, "assign", "mean function")
 
+    @property
+    def coefficients(self) -> Float[Tensor, "p *L"]:
+        """The present coefficients of the basis functions."""
+        undefined(self, "coefficients", "mean function")
+
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         """Set the level, unless the user has set it, and the units of gradient steps."""
         undefined(self, "start", "mean function")
@@ -135,6 +140,10 @@ class ConstantMean(BasisMean):
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         return torch.ones_like(x[:, :1])
+
+    @property
+    def coefficients(self) -> Float[Tensor, "p *L"]:
+        return self.value[None]
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
@@ -231,6 +240,10 @@ class LinearMean(BasisMean):
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         return torch.cat([torch.ones_like(x[:, :1]), self._columns(x)], -1)
 
+    @property
+    def coefficients(self) -> Float[Tensor, "p *L"]:
+        return torch.cat([self.value[None], self.slope])
+
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
         assign(self, "value", coefficients[0])
@@ -297,7 +310,7 @@ class LinearMean(BasisMean):
 
     def deviation(self) -> Float[Tensor, "p *L"]:
         """Current coefficients minus their posterior means."""
-        values = torch.cat([self.value[None], self.slope])
+        values = self.coefficients
         return values - self.posterior_loc.reshape(values.shape)
 
     def own_guide(self, name: str, before: Mapping[str, Tensor]) -> Any:

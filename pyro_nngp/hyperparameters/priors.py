@@ -201,8 +201,8 @@ def _guide_of(module: PyroModule, attribute: str, loc: Tensor, log_scale: Tensor
 
 
 def _median(q: Any) -> Tensor:
-    """Mean of a normal distribution, reshaped or not."""
-    return q.transforms[0](q.base_dist.loc) if hasattr(q, "transforms") else q.loc
+    """Mean of a distribution that is symmetric or nearly so, reshaped or not."""
+    return q.transforms[0](q.base_dist.loc) if hasattr(q, "transforms") else q.mean
 
 
 def _prior(module: PyroModule, attribute: str) -> Any:

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
-from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_solve, half_solve
+from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_inverse, factor_solve, half_solve
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 _DENSE_UP_TO = 3000  # values: beyond, iterations are quicker
@@ -81,6 +81,15 @@ class CoupledPosterior:
         """
         right, start = self.transposed(self.precision * target.double()), start.double()
         return self._solve(right, start, easy, tolerance, reduction)
+
+    def solve(self, right: Float[Tensor, "*S L N"], tolerance: float = 1e-3) -> Float[Tensor, "*S L N"]:
+        """P^-1 right; the tolerance is as of :meth:`mean`."""
+        return self._solve(right.double(), torch.zeros_like(right, dtype=torch.float64), True, tolerance, 0.0)[0]
+
+    def covariances(self) -> Float[Tensor, "N L L"]:
+        """Covariances of the latent values at each point, by a dense factorization."""
+        cov = factor_inverse(self.factor()).unflatten(0, (len(self.factors), -1)).unflatten(2, (len(self.factors), -1))
+        return cov.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
 
     def draw(self, mean: Float[Tensor, "L N"], tolerance: float = 1e-6) -> Float[Tensor, "L N"]:
         """One draw from the posterior with the given mean."""

@@ -7,14 +7,15 @@ with pseudo-observations from the moments of the outputs :math:`f_p(x_i) = a_{pi
 but data determine sums of them: q keeps their covariance, L x L at each point.
 
 Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp.linalg.coupled_posterior`).
-Covariances are those given the pseudo-observations of the nearest points, the point itself included: at least K points,
-and up to 96 observations. Rows and outputs without a datum have the precision 0.
+Covariances at the data are exact up to 3,000 values; beyond, and at new points, they are those given the
+pseudo-observations of the nearest points, the point itself included: at least K points, and up to 96 observations. Rows and outputs without a datum have the precision 0.
 
 Cost: O(N (k R)^3) per round of covariances with k nearest points, R = min(T, L), and O(N L K) per iteration of conjugate gradients to
 solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
 functions, U rows of a batch and its neighbors, P new points.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -152,6 +153,10 @@ class CoregionalizedObservations(ObservedGaussian):
     # The optimum.
 
     def _latent_prior(self, given: Any) -> "CoregionalizedPrior":
+        return self.latent_prior(given)
+
+    def latent_prior(self, given: GivenOutputs) -> "CoregionalizedPrior":
+        """The priors of the latent functions at the present hyperparameters."""
         rows, graph, bound = given.rows, given.graph, given.bound
         near = self._cache.nearest(lambda: graph.query(graph.x, self.prediction_neighbors(given)))
         seen = ~rows.targets().isnan()
@@ -164,6 +169,20 @@ class CoregionalizedObservations(ObservedGaussian):
         self.target.mul_(seen)
         covariance = latent.covariance
         self.covariance.copy_(latent.posterior_covariance(self.precision) if covariance is None else covariance)
+
+    def take(self, read: Callable[[], Any], solution: SiteSolution, latent: Any) -> None:
+        """Keep a solution for all rows, and compute the difference of evidences there.
+
+        Args:
+            read: as of :meth:`solve`.
+            solution: sites and moments.
+            latent: has the covariances of the latent functions at each point as `covariance`.
+        """
+        with torch.no_grad():
+            self._put(read(), solution, latent)
+            self.solved.fill_(True)
+        with torch.enable_grad():
+            self._correct(read(), None)
 
     def _correct(self, given: Any, posterior: FactoredPosterior | None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
@@ -316,7 +335,7 @@ class CoregionalizedPrior(LatentPrior):
         priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
         self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
         self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
-        self._none = self._posterior(torch.zeros_like(seen, dtype=torch.float64))
+        self._none = self.posterior(torch.zeros_like(seen, dtype=torch.float64))
 
     @property
     def variance(self) -> Float[Tensor, "T N"]:
@@ -335,7 +354,7 @@ class CoregionalizedPrior(LatentPrior):
     def posterior_mean(
         self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Float[Tensor, "L N"], bool]:
-        posterior = self._posterior(precision * self._seen)
+        posterior = self.posterior(precision * self._seen)
         loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction)
         return loc.to(start), easy
 
@@ -344,7 +363,11 @@ class CoregionalizedPrior(LatentPrior):
         return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]
 
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
-        """Covariances of the latent functions at each point."""
+        """Covariances of the latent functions at each point: exact where the precision is factorized."""
+        posterior = self.posterior(precision)
+        if posterior.is_dense:
+            self.covariance = posterior.covariances().to(self._graph.x)
+            return self.covariance
         x, near = self._graph.x, self._nearest
         rows, values, _ = whitened_sites(self._loading, torch.zeros_like(precision), precision)
         around, noise = gathered(rows, torch.ones_like(values), near)
@@ -356,7 +379,7 @@ class CoregionalizedPrior(LatentPrior):
     ) -> tuple[Tensor, Tensor]:
         """Solution as for one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
-        posterior, count = self._posterior(precision), len(slope)
+        posterior, count = self.posterior(precision), len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
         zero = self.start(slope)
         gains = [posterior.mean(step[:, None].expand_as(slope), zero, easy, tolerance)[0].to(slope) for step in steps]
@@ -373,7 +396,14 @@ class CoregionalizedPrior(LatentPrior):
             change = torch.minimum(torch.maximum(change, -spread), spread)
         return change, torch.einsum("s,sln->ln", change, torch.stack(gains))
 
-    def _posterior(self, precision: Tensor) -> CoupledPosterior:
+    def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
+        """The same priors with other loadings."""
+        new = copy.copy(self)
+        new._loading, new._last = loading.to(self._loading).expand_as(self._loading), None
+        new._none = new.posterior(torch.zeros_like(self._seen, dtype=torch.float64))
+        return new
+
+    def posterior(self, precision: Float[Tensor, "T N"]) -> CoupledPosterior:
         """The posterior with these precisions; the last one is kept, with what it has factorized."""
         if self._last is None or not torch.equal(self._last.precision, precision.double()):
             self._last = CoupledPosterior(self._factors, self._loading, precision)
