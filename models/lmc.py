@@ -5,8 +5,8 @@ likelihood: a count and a measurement, at the same sites or at others. The poste
 one for each datum (:mod:`pyro_nngp.variational.coregionalized`): with Gaussian noise the ELBO is the log marginal
 likelihood of a block Vecchia approximation, exact with K = N - 1.
 
-Cost per step: O(B (K R)^3) with R = min(T, L), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
-rows of a batch, P new points, S draws.
+Cost per step: O(B (K R)^3) with R = min(T, L), independent of N. Symbols: N sites, D inputs, T outputs, L latent
+functions, K neighbors, B rows of a batch, P new points, S draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +90,9 @@ class LMC(Method):
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         mixing: initial A (T, L), or its prior; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
-            functions spatially varying coefficients. Kernel variances are then learned.
+            functions spatially varying coefficients. Kernel variances are then learned. Or
+            :class:`~pyro_nngp.loadings.FactorLoadings`: few factors, whose loadings :meth:`solve` finds together with
+            q(u) and coefficients of the mean, and whose :meth:`correlations` have intervals.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.
         ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.

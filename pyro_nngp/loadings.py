@@ -9,7 +9,9 @@ with the spread :math:`s_p` of output p. The t distribution is a normal one whos
 factor for each loading, integrated out. So factors that the data do not need have loadings near 0.
 
 A method sets the posterior: the mode of the loadings with all latent values integrated out, and the normal distribution
-of their curvature there (:mod:`pyro_nngp.variational.loadings_information`).
+of their curvature there (:mod:`pyro_nngp.variational.loadings_information`). The prior acts through the expected
+precisions of its normal distributions, which take squares of loadings with their posterior variances: with squares of
+the mode alone, factors would shrink to 0 that the data need.
 
 Cost: O(T F) per read. Symbols: T outputs, F factors.
 
@@ -31,6 +33,7 @@ from pyro_nngp._checks import check_int, check_positive
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.linalg import cholesky, factor_inverse
 
+_NUGGET = 1e-9  # relative, of the posterior covariance
 _STEPS = 20  # of the fixed point of the shrinkage at given loadings
 
 
@@ -48,7 +51,7 @@ class Correlations(NamedTuple):
 
 
 class FactorLoadings(GPModule):
-    """Loadings as the `mixing` of :class:`~pyro_nngp.models.LMC`, with the sites ``mixing.shrinkage``, ``mixing.weights``.
+    """Loadings as the `mixing` of :class:`~pyro_nngp.models.LMC`; sites ``mixing.shrinkage`` and ``mixing.weights``.
 
     Args:
         num_outputs: T.
@@ -60,6 +63,7 @@ class FactorLoadings(GPModule):
     Attributes:
         unit: spreads of the outputs, (T,), which the method sets.
         mode: posterior mode of the loadings, (T, F).
+        variance: their posterior variances, (T, F), as far as they are known.
         shrinkage_mean: posterior means of the ratios, (F,).
         tril: Cholesky factor of the posterior covariance of the loadings, flattened, (T F, T F).
         has_intervals: whether `tril` belongs to `mode`; without it the guide is a point.
@@ -68,18 +72,19 @@ class FactorLoadings(GPModule):
         ValueError, TypeError: unless the numbers are positive.
     """
 
-    trained_buffers = frozenset({"mode", "shrinkage_mean", "tril", "has_intervals"})
+    trained_buffers = frozenset({"mode", "variance", "shrinkage_mean", "tril", "has_intervals"})
     has_posterior = True
     event_dims = {"shrinkage": 1, "weights": 2}
 
     unit: Tensor
     mode: Tensor
+    variance: Tensor
     shrinkage_mean: Tensor
     tril: Tensor
     has_intervals: Tensor
 
     def __init__(
-        self, num_outputs: int, num_factors: int, *, degrees: float = 3.0, first: float = 2.0, further: float = 3.0
+        self, num_outputs: int, num_factors: int, *, degrees: float = 3.0, first: float = 1.0, further: float = 2.0
     ) -> None:
         super().__init__()
         check_int("FactorLoadings", "num_outputs", num_outputs, 1, "It is the number of columns of y.")
@@ -90,11 +95,12 @@ class FactorLoadings(GPModule):
         self.register_buffer("shapes", torch.tensor([float(first), *[float(further)] * (num_factors - 1)]))
         self.register_buffer("unit", torch.ones(num_outputs))
         self.register_buffer("mode", torch.zeros(num_outputs, num_factors))
+        self.register_buffer("variance", torch.zeros(num_outputs, num_factors))
         self.register_buffer("shrinkage_mean", self.shapes.clone())
         self.register_buffer("tril", torch.eye(num_outputs * num_factors))
         self.register_buffer("has_intervals", torch.tensor(False))
-        self.shrinkage = PyroSample(_shrinkage_prior)
-        self.weights = PyroSample(_weights_prior)
+        self.shrinkage = PyroSample(_ShrinkagePrior())
+        self.weights = PyroSample(_WeightsPrior())
 
     def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B T F"]:
         """The loadings, which are the same at all points."""
@@ -108,8 +114,9 @@ class FactorLoadings(GPModule):
         self.set_mode(mode)
 
     @torch.no_grad()
-    def set_mode(self, mode: Float[Tensor, "T F"]) -> None:
-        """Set the mode, and the posterior of the shrinkage given it; the guide is a point until the next intervals."""
+    def set_mode(self, mode: Float[Tensor, "T F"], variance: Float[Tensor, "T F"] | None = None) -> None:
+        """Set mode and variances, and the posterior of the shrinkage; the guide is a point until the next intervals."""
+        self.variance = self.variance if variance is None else variance.to(self.mode).clone()
         self.mode, self.has_intervals = mode.to(self.mode).clone(), torch.zeros_like(self.has_intervals)
         for _ in range(_STEPS):
             shape, rate = self._gamma()
@@ -135,7 +142,7 @@ class FactorLoadings(GPModule):
             information = information + float(information.diagonal().max()) * axes @ axes.mT
         cov = factor_inverse(cholesky(information, 0.0)).view(count, width, count, width)
         cov = cov[:, width - size :, :, width - size :].reshape(count * size, -1)
-        self.tril, self.has_intervals = cholesky(cov).to(self.mode), torch.ones_like(self.has_intervals)
+        self.tril, self.has_intervals = cholesky(cov, _NUGGET).to(self.mode), torch.ones_like(self.has_intervals)
 
     @torch.no_grad()
     def correlations(self, probability: float = 0.95) -> Correlations:
@@ -163,16 +170,18 @@ class FactorLoadings(GPModule):
         return Correlations(*(part.to(self.mode) for part in (estimate.fill_diagonal_(1.0), *ends)))
 
     def precision(self, mode: Float[Tensor, "T F"]) -> Float[Tensor, "T F"]:
-        """Precision of the normal prior that the t distribution equals at these loadings, in its gradient."""
+        """Expected precisions of the normal distributions whose mixture the prior is."""
         tau = self.shrinkage_mean.cumprod(0).to(mode)
-        square = self.unit.to(mode).square()[:, None]
-        return (self.degrees + 1) * tau / (self.degrees * square + tau * mode.square())
+        unit, square = self.unit.to(mode).square()[:, None], mode.square() + self.variance.to(mode)
+        return (self.degrees + 1) * tau / (self.degrees * unit + tau * square)
 
     def _gamma(self) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
         """Shapes and rates of the posterior of the shrinkage given the mode and the means of the other entries."""
         ratio, tau = self.shrinkage_mean, self.shrinkage_mean.cumprod(0)
         count, size = self.mode.shape
-        spread = (self.precision(self.mode) * self.mode.square()).sum(0)  # tau_f times sums of squares
+        spread = (self.precision(self.mode) * (self.mode.square() + self.variance)).sum(
+            0
+        )  # tau_f times sums of squares
         later = spread.flip(0).cumsum(0).flip(0)
         number = torch.arange(size, 0, -1).to(tau)
         return self.shapes + number * count / 2, 1 + later / ratio / 2
@@ -199,13 +208,19 @@ class FactorLoadings(GPModule):
         return self.mode + shift.to(width) * width
 
 
-def _shrinkage_prior(loadings: FactorLoadings) -> Any:
-    return dist.Gamma(loadings.shapes, torch.ones_like(loadings.shapes)).to_event(1)
+class _ShrinkagePrior:
+    """The prior of the ratios; an object, since files hold no functions that Pyro has renamed."""
+
+    def __call__(self, loadings: FactorLoadings) -> Any:
+        return dist.Gamma(loadings.shapes, torch.ones_like(loadings.shapes)).to_event(1)
 
 
-def _weights_prior(loadings: FactorLoadings) -> Any:
-    scale = loadings.shrinkage.cumprod(-1).rsqrt()[..., None, :] * loadings.unit[:, None]
-    return dist.StudentT(loadings.degrees, torch.zeros_like(scale), scale).to_event(2)
+class _WeightsPrior:
+    """The prior of the loadings given the ratios."""
+
+    def __call__(self, loadings: FactorLoadings) -> Any:
+        scale = loadings.shrinkage.cumprod(-1).rsqrt()[..., None, :] * loadings.unit[:, None]
+        return dist.StudentT(loadings.degrees, torch.zeros_like(scale), scale).to_event(2)
 
 
 __all__ = ["Correlations", "FactorLoadings"]

@@ -36,6 +36,7 @@ LAYERS = (
     "pyro_nngp.linalg",
     "pyro_nngp.hyperparameters",
     "pyro_nngp.means",
+    "pyro_nngp.loadings",
     "pyro_nngp.coefficients",
     "pyro_nngp.kernels",
     "pyro_nngp.native.conditional",

@@ -58,6 +58,7 @@ NAMES = {
         add_diagonal cholesky DEFAULT_JITTER factor_inverse factor_log_det factor_solve half_solve in_blocks
         NotPositiveDefiniteError report_nuggets reverse_cholesky solve_triangular VecchiaFactor
     """,
+    "loadings": "Correlations FactorLoadings",
     "means": "BasisMean ConstantMean LinearMean",
     "models": METHODS,
     "models.base": "Draw Fantasies Method Observed Posterior Program Samples",

@@ -8,11 +8,12 @@ but data determine sums of them: q keeps their covariance, L x L at each point.
 
 Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp.linalg.coupled_posterior`).
 Covariances at the data are exact up to 3,000 values; beyond, and at new points, they are those given the
-pseudo-observations of the nearest points, the point itself included: at least K points, and up to 96 observations. Rows and outputs without a datum have the precision 0.
+pseudo-observations of the nearest points, the point itself included: at least K points, and up to 96 observations. Rows
+and outputs without a datum have the precision 0.
 
-Cost: O(N (k R)^3) per round of covariances with k nearest points, R = min(T, L), and O(N L K) per iteration of conjugate gradients to
-solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
-functions, U rows of a batch and its neighbors, P new points.
+Cost: O(N (k R)^3) per round of covariances with k nearest points, R = min(T, L), and O(N L K) per iteration of
+conjugate gradients to solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T
+outputs, L latent functions, U rows of a batch and its neighbors, P new points.
 """
 
 import copy

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg import cholesky, factor_solve
+from pyro_nngp.linalg import cholesky, factor_inverse, factor_solve, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import BasisMean
@@ -143,12 +143,15 @@ class FactorSolution:
         curvature = torch.block_diag(*complete) - self._missing_information(sites)
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
-        step = factor_solve(_root(curvature, complete), right.reshape(-1, 1))[:, 0].view_as(theta)
+        root = _root(curvature, complete)
+        step = factor_solve(root, right.reshape(-1, 1))[:, 0].view_as(theta)
+        spread = factor_inverse(root).diagonal().view_as(theta)[:, self._basis.shape[1] :]
         size = float(torch.einsum("tp,tpq,tq->", step, complete, step) / step.numel()) ** 0.5
         step = step * min(1.0, _LONGEST / max(size, 1e-300))
         move = free - posterior.solve(self._to_factors(sites, step))
         promised = float((in_theta * step).sum() + (in_loc * move).sum()) / 2
         self._take(theta, step, move)
+        self._loadings.set_mode(self._loading, spread)
         self._update_covariance()
         self._rounds += 1
         return promised
@@ -223,7 +226,8 @@ class FactorSolution:
         mean = self._fixed + coefficients @ self._basis.mT + loading @ loc
         value = self._likelihood.expected_log_prob(self._y, mean, self._variance(loading))
         value = value if self._likelihood.weights is None else self._likelihood.weights * value
-        prior = (self._prior_precision() * (theta - torch.cat([self._center, torch.zeros_like(loading)], -1)).square()).sum()
+        center = torch.cat([self._center, torch.zeros_like(loading)], -1)
+        prior = (self._prior_precision() * (theta - center).square()).sum()
         return float(value.sum()) - self._latent.divergence(loc) - float(prior) / 2
 
     def _take(self, theta: Tensor, step: Tensor, move: Tensor) -> None:
@@ -233,7 +237,6 @@ class FactorSolution:
             new, loc = theta + length * step, self.loc + length * move
             if self._bound(new, loc) > before:
                 self._coefficients, self._loading, self.loc = new[:, :p], new[:, p:], loc
-                self._loadings.set_mode(self._loading)
                 return
             length /= 2
 
@@ -250,11 +253,11 @@ class FactorSolution:
     def _missing_information(self, sites: _Sites) -> Float[Tensor, "TPF TPF"]:
         blocks = self._all_blocks()
         if self._missing is None or len(blocks) == 1 or self._rounds % _EVERY == 0:
-            parts = (
+            parts = [
                 information_of_means(block, self._posterior_at(block, sites), self._basis, self.loc) for block in blocks
-            )
-            self._missing = sum(parts)
-        return self._missing  # type: ignore[return-value]
+            ]
+            self._missing = torch.stack(parts).sum(0)
+        return self._missing
 
     def _posterior_at(self, block: Block, sites: _Sites) -> CoupledPosterior:
         """q(u) at the points of a block; the one of all points where these are the block."""
@@ -286,8 +289,7 @@ def _root(curvature: Tensor, complete: Float[Tensor, "T p p"]) -> Tensor:
         return cholesky(curvature, 0.0)
     except torch.linalg.LinAlgError:
         tril = torch.block_diag(*cholesky(complete, 0.0))
-        half = torch.linalg.solve_triangular(tril, curvature, upper=False)
-        white = torch.linalg.solve_triangular(tril, half.mT, upper=False)
+        white = half_solve(tril, half_solve(tril, curvature).mT)
         part, axes = torch.linalg.eigh((white + white.mT) / 2)
         repaired = (axes * part.clamp(min=_LEAST)) @ axes.mT
         return tril @ cholesky(repaired, 0.0)

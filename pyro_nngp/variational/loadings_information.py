@@ -24,6 +24,7 @@ Reference: Louis (1982), "Finding the observed information matrix when using the
 
 from collections.abc import Sequence
 from itertools import product
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -68,7 +69,7 @@ def blocks_of(kernels: Sequence[Covariance], graph: NeighborGraph, num_factors: 
     """
     result = []
     for rows in _halved(graph, MOST_VALUES // num_factors):
-        part = graph if len(rows) == graph.num_points else graph.subset(rows)
+        part = graph if len(rows) == graph.num_points else cast(NeighborGraph, graph.subset(rows))
         batch = part.batch()
         priors = [NNGP(kernel, part, batch, jitter=jitter, validate_args=False) for kernel in kernels]
         result.append(Block(rows, NNGPs(priors, num_factors, validate_args=False).factors()))
@@ -103,10 +104,10 @@ def information_of_variances(posterior: CoupledPosterior) -> Float[Tensor, "T F 
     a, tau, size = posterior.loading[0], posterior.precision, len(posterior.factors)
     cov = factor_inverse(posterior.factor()).view(size, tau.shape[1], size, tau.shape[1])
     total = tau.new_zeros(len(a), size, len(a), size)
-    for m, n, l, k in product(range(size), repeat=4):
-        weight = tau @ (cov[m, :, n] * cov[l, :, k]) @ tau.mT
-        total[:, l, :, k] += a[:, m, None] * a[:, n] * weight
-        total[:, l, :, n] += a[:, m, None] * a[:, k] * weight
+    for m, n, i, k in product(range(size), repeat=4):
+        weight = tau @ (cov[m, :, n] * cov[i, :, k]) @ tau.mT
+        total[:, i, :, k] += a[:, m, None] * a[:, n] * weight
+        total[:, i, :, n] += a[:, m, None] * a[:, k] * weight
     return total
 
 

@@ -20,6 +20,7 @@ from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, PerOutput, Poisson, StudentT
 from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.models import LMC, VNNGP, Vecchia
 
 F64 = torch.float64
@@ -487,3 +488,41 @@ def test_smooth_outputs_of_many_inputs_take_more_neighbors():
     assert rough.graph.num_neighbors == 16
     counts = LMC(x, y.abs().round(), **settings | {"likelihood": Poisson()})
     assert counts.graph.num_neighbors == 16
+
+
+@pytest.mark.slow
+def test_factors_train_export_save_and_draw_their_loadings(tmp_path):
+    x, y = data(60)
+    y = torch.stack([torch.poisson((0.5 * y[:, 0]).nan_to_num().exp()), 5000 + 300 * y[:, 1], y[:, 2]], -1)
+    y[:20, 1] = torch.nan
+    gp = LMC(x, y, Matern52(2), [Poisson(), Gaussian(), StudentT(4.0)], mixing=FactorLoadings(T, 2), num_neighbors=8)
+    result = fit(gp, progress=False)
+    assert bool(result.losses.isfinite().all())
+    trace = pyro.poutine.trace(gp.guide).get_trace()
+    assert torch.equal(trace.nodes["mixing.weights"]["value"], gp.mixing.mode)  # a point while it trains
+    found = gp.correlations()
+    assert bool(((found.lower <= found.estimate) & (found.estimate <= found.upper)).all())
+    posterior = to_arviz(gp, num_samples=3).posterior
+    assert posterior["mixing.weights"].shape == (1, 3, T, 2)
+    assert float(posterior["mixing.weights"].std("draw").min()) > 0
+    gp.save(tmp_path / "factors.safetensors")
+    loaded = nngp.load(tmp_path / "factors.safetensors")
+    torch.testing.assert_close(loaded(NEW)[0], gp(NEW)[0])
+    torch.testing.assert_close(loaded.correlations().upper, found.upper)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.01}), TraceMeanField_ELBO())
+    assert math.isfinite(svi.step(torch.arange(30)))
+    prior = Predictive(pyro.poutine.uncondition(gp.model), num_samples=2)()
+    assert prior["mixing.weights"].shape[-2:] == (T, 2)
+
+
+def test_wrong_factors_are_refused():
+    x, y = data()
+    with pytest.raises(ValueError, match=r"LMC: expected mixing with 3 outputs, the columns of y, got 4"):
+        LMC(x, y, mixing=FactorLoadings(4, 2))
+    with pytest.raises(ValueError, match=r"LMC: expected mixing with 3 factors, one per latent function, got 2"):
+        LMC(x, y, 3, mixing=FactorLoadings(3, 2))
+    gp = build()
+    with pytest.raises(TypeError, match=r"LMC.correlations: expected mixing to be FactorLoadings"):
+        gp.correlations()
+    with pytest.raises(ValueError, match=r"LMC.correlations: expected probability in \(0, 1\), got 1"):
+        LMC(x, y, mixing=FactorLoadings(3, 1)).correlations(1.0)
