@@ -35,7 +35,7 @@ from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroParam
 from pyro.poutine.runtime import get_plates
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
@@ -49,6 +49,7 @@ from pyro_nngp.inference.autoguide.discrete_sums import enumerated, summed
 from pyro_nngp.inference.autoguide.drawn_sites import Value
 from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
+from pyro_nngp.inference.autoguide.in_units import InUnits
 from pyro_nngp.inference.autoguide.linear_predictor import (
     Blocks,
     Jacobian,
@@ -95,8 +96,8 @@ class AutoNNGP(AutoGuide):
     in unconstrained space.
 
     The first call, which needs the data, starts the guide at the mode of up to 8 hyperparameters and the curvature
-    there; SVI moves it on to the maximum of the ELBO, in 50 - 100 steps. Later calls ignore their arguments, as those
-    of other automatic guides do.
+    there; SVI moves it on to the maximum of the ELBO, in 50 - 100 steps, whose learning rate is in units of standard
+    deviations. Later calls ignore their arguments, as those of other automatic guides do.
 
     Args:
         model: the program.
@@ -125,6 +126,7 @@ class AutoNNGP(AutoGuide):
     """
 
     loc: Tensor
+    unit: Tensor
     scale: Tensor
     scale_tril: Tensor
     prototype_trace: Any
@@ -181,8 +183,11 @@ class AutoNNGP(AutoGuide):
         stored = False
         if starts:
             loc = torch.cat([start.flatten() for start in starts])
-            stored = self._is_stored(loc)
-            self.loc = nn.Parameter(loc)  # a value in Pyro's store takes its place
+            known = self._stored(loc)
+            stored, unit = known is not None, torch.ones_like(loc)
+            if known is not None:
+                loc, unit = known
+            self._set_loc(loc, unit)
             self.scale = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive)
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
             values = self._values_at(self.loc.detach())
@@ -213,22 +218,31 @@ class AutoNNGP(AutoGuide):
                 q = self._start_hyperparameters()
             warn_of_poor_fit(self._weighted(q, q.draw(ENOUGH)), 0, "the Gaussian given the hyperparameters")
 
-    def _is_stored(self, loc: Float[Tensor, " h"]) -> bool:
-        """Whether Pyro's param store has values of the hyperparameters, which are then taken."""
+    def _set_loc(self, loc: Float[Tensor, " h"], unit: Float[Tensor, " h"]) -> None:
+        """Set m, of which optimizers take steps in units."""
+        self.register_buffer("unit", unit)
+        self.loc = PyroParam(loc, InUnits(unit))
+
+    def _stored(self, loc: Float[Tensor, " h"]) -> tuple[Tensor, Tensor] | None:
+        """Take m from Pyro's param store, with the standard deviations there as units; None if it has none."""
         if not self._pyro_context.active:  # of median(), which does not read it
-            return False
+            return None
         name, store = self._pyro_get_fullname("loc"), pyro.get_param_store()
         if name not in store:
-            return False
+            return None
         cure = "Call pyro.clear_param_store() before the first call of a new guide."
         if store[name].shape != loc.shape:
             shapes = f"{tuple(store[name].shape)}, of another program"
             fail("AutoNNGP", f"{name!r} in Pyro's param store", f"of shape {tuple(loc.shape)}", shapes, cure)
         warn(f"AutoNNGP: the hyperparameters start at {name!r} in Pyro's param store. {cure}")
-        return True
+        scale = self._pyro_get_fullname("scale")
+        unit = store[scale].detach() if scale in store else torch.ones_like(loc)
+        value = store[name].detach()
+        del store[name]
+        return value, unit
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state; particles of phi, in states of earlier versions, become their covariances."""
+        """Load a state; earlier ones have m without units, and particles of phi, which become covariances."""
         if self.prototype_trace is None and any(name.startswith(prefix) for name in state_dict):
             cure = "Call the guide with the data: its first call reads the program."
             fail("AutoNNGP.load_state_dict", "the guide", "after its first call", "a new one", cure)
@@ -236,6 +250,9 @@ class AutoNNGP(AutoGuide):
             spread = state_dict.pop(name)
             covariance = torch.einsum("sni,snj->nij", spread, spread) / len(spread)
             state_dict[name.replace("spread_", "tril_")] = covariance_tril(covariance)
+        if f"{prefix}loc" in state_dict:
+            state_dict[f"{prefix}loc_unconstrained"] = state_dict.pop(f"{prefix}loc") / self.unit
+            state_dict[f"{prefix}unit"] = self.unit
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _phi_at(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
@@ -328,8 +345,8 @@ class AutoNNGP(AutoGuide):
             return bound
 
         mode, cov = laplace.mode(self._log_evidence, self.loc.double().cpu().numpy(), move)
-        self.loc.copy_(torch.from_numpy(mode))
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
+        self._set_loc(torch.from_numpy(mode).to(self.loc), tril.norm(dim=1))
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
         return self._to_fixed_point(self._values_at(self.loc))
 
