@@ -181,8 +181,10 @@ def check_finite(where: str, arg: str, value: Tensor) -> None:
         fail(where, arg, "to hold values", "a meta tensor", "Put it on a device that has memory.")
     finite = torch.isfinite(value)
     if not finite.all():
-        bad = int((~finite).sum())
-        fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
+        bad, rows = int((~finite).sum()), ""
+        if value.dim() == 2:
+            rows = f" in {int((~finite).any(1).sum())} of {len(value)} rows"
+        fail(where, arg, "to be finite", f"{bad} NaN or infinite entries{rows}", "Drop or impute them first.")
 
 
 def check_floating(where: str, arg: str, value: Any) -> None:

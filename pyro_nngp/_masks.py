@@ -11,7 +11,11 @@ _CODES = ("_FillValue", "missing_value")  # attributes of variables that xarray 
 
 
 def with_nan(values: Any) -> Any:
-    """The array of a masked array, or of a DataArray with a fill value, NaN where missing; others are left alone."""
+    """The array of a masked array, or of a DataArray with a fill value, NaN where missing; others are left alone.
+
+    A DataArray that was read without decoding has the attributes of its file: fill values, and scale and offset of
+    packed values, which are unpacked.
+    """
     if isinstance(values, np.ma.MaskedArray):
         if not np.ma.is_masked(values):
             return np.asarray(values)
@@ -19,9 +23,13 @@ def with_nan(values: Any) -> Any:
         floats: Any = values.astype(values.dtype if kind == "f" else float if kind in "iub" else object)
         return floats.filled(np.nan)
     attributes = values.attrs if hasattr(values, "dims") and hasattr(values, "attrs") else {}
-    codes = [attributes[name] for name in _CODES if name in attributes]
-    if not codes or values.dtype.kind not in "fiu":
+    codes = [np.atleast_1d(attributes[name]) for name in _CODES if name in attributes]
+    scale, offset = attributes.get("scale_factor", 1), attributes.get("add_offset", 0)
+    if not (codes or scale != 1 or offset != 0) or values.dtype.kind not in "fiu":
         return values
     array = values.to_numpy()
-    missing = np.isin(array, np.concatenate([np.atleast_1d(code) for code in codes]).astype(array.dtype))
-    return np.where(missing, array.dtype.type(np.nan) if array.dtype.kind == "f" else np.nan, array)
+    if codes:
+        code = np.concatenate(codes)
+        missing = np.isin(array, code.astype(array.dtype) if array.dtype.kind == "f" else code)
+        array = np.where(missing, array.dtype.type(np.nan) if array.dtype.kind == "f" else np.nan, array)
+    return array if scale == 1 and offset == 0 else array * scale + offset

@@ -228,6 +228,9 @@ def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool
     """Tensor of a table and names of its columns; a tensor is detached, and anything else returned unchanged."""
     if isinstance(value, Tensor):
         return value.detach(), None
+    if hasattr(value, "data_vars"):
+        cure = f"Take a variable, as {arg}[name], or {arg}.to_dataframe()[names] for several as columns."
+        fail(where, arg, "to be an array or a frame", f"a Dataset of {list(value.data_vars)}", cure, TypeError)
     if not isinstance(value, np.ndarray | Frame):
         return value, None
     if isinstance(value, np.ndarray):

@@ -115,8 +115,30 @@ def test_missing_values_of_each_library_are_missing(stations, kind):
     assert float(gp.y.min()) >= -3
     with pytest.raises(ValueError, match="Vecchia: expected offset to be finite, got 3 NaN or infinite entries"):
         nngp.Vecchia(x, stations["height"].to_numpy(), offset=y)
-    with pytest.raises(ValueError, match="expected x_new to be finite, got 3 NaN or infinite entries"):
+    with pytest.raises(ValueError, match="expected x_new to be finite, got 3 NaN or infinite entries in 3 of 60 rows"):
         gp(np.ma.array(np.where(gone[:, None], 1e20, x), mask=np.stack([gone, gone & False], 1)))
+
+
+def test_arrays_that_were_not_decoded_are_unpacked(stations):
+    x, y = stations[["east", "north"]].to_numpy(), stations["height"].to_numpy().round(2)
+    packed = {"_FillValue": -9999, "scale_factor": 0.01, "add_offset": 5.0}
+    codes = np.where(np.arange(NUM) == 3, -9999, (100 * (y - 5)).round()).astype(np.int16)
+    with pytest.warns(UserWarning, match="y is missing in 1 of 60 rows"):
+        gp = process(x, xr.DataArray(codes, dims="station", attrs=packed))
+    np.testing.assert_allclose(gp.y, np.delete(y, 3), atol=1e-9)
+    gp = process(x, xr.DataArray((100 * y).round(), dims="station", attrs={"scale_factor": 0.01}))
+    np.testing.assert_allclose(gp.y, y, atol=1e-9)
+
+
+def test_a_dataset_is_no_argument(stations):
+    data = xr.Dataset({"height": ("station", stations["height"].to_numpy())})
+    x = stations[["east", "north"]].to_numpy()
+    match = (
+        r"Vecchia: expected y to be an array or a frame, got a Dataset of \['height'\]. Take a variable, as y\[name\]"
+    )
+    with pytest.raises(TypeError, match=match):
+        process(x, data)
+    process(x, data["height"])
 
 
 def test_nulls_of_arrow_are_missing(stations):
