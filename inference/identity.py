@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 
-from pyro_nngp.distributed import ShardedData
+from pyro_nngp._checks import fail
+from pyro_nngp.distributed import ShardedData, World
+from pyro_nngp.distributed.world import ProcessError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, range)
 _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "pyro_nngp", "scipy", "torch"}
@@ -58,6 +60,36 @@ def differences(one: dict[str, str], other: dict[str, str]) -> str:
     shown = [f"{name} = {one.get(name, 'nothing')} and not {other.get(name, 'nothing')}" for name in names[:_SHOWN]]
     rest = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
     return ", ".join(shown + rest)
+
+
+def check_same_run(where: str, world: World, descriptions: dict[str, str]) -> None:
+    """Raise on all processes unless each has the same descriptions of a run.
+
+    Args:
+        where: name of the caller.
+        world: the processes.
+        descriptions: settings, and digests of starting values, by name.
+
+    Raises:
+        ProcessError: names what differs.
+    """
+    if world.size == 1:
+        return
+    codes = {name: code_of(f"{name} = {text}") for name, text in descriptions.items()}
+    found, counts = world.gather(torch.tensor(list(codes.values()))).unique(return_counts=True)
+    odd = set(found[counts != world.size].tolist())
+    if not odd:
+        return
+    names = [f"{name} = {descriptions[name]:.80}" for name, code in codes.items() if code in odd]
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    actual = f"on process {world.rank} and not on all, {shown or 'less than on others'}"
+    cure = "Give all the same arguments, and seed what is drawn at random, such as the weights of a network."
+    fail(where, "settings and starting values", "to be those of all processes", actual, cure, ProcessError)
+
+
+def code_of(text: str) -> int:
+    """A digest of a text in 63 bits."""
+    return int(digest(text.encode())[:16], 16) >> 1
 
 
 def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tuple[str, Any]]) -> None:

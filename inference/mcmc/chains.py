@@ -169,6 +169,8 @@ class SGMCMC(MCMC):
             self.kernel.initial_params = self._start
         done = saved["done"] if saved else 0
         left = max(self.warmup_steps - done, 0)
+        run = {"num_samples": self.num_samples, "num_chains": self.num_chains, "vectorize": self.vectorize}
+        self.kernel.check_processes(args, kwargs, warmup_steps=self.warmup_steps, **run)
         self.kernel.setup_chains((self.num_chains,), self.vectorize, left, args, kwargs)
         return done, list(saved["draws"].to(self.kernel.potential.device)) if saved else []
 

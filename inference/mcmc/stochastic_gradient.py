@@ -25,6 +25,7 @@ from pyro_nngp._checks import check_int, check_number, fail, warn
 from pyro_nngp._kinds import check_callable, check_flags
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.fixed_transport import FixedTransport
+from pyro_nngp.inference.identity import check_same_run, described, identity
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
 from pyro_nngp.inference.mcmc.minibatch import Minibatch, all_rows
@@ -33,6 +34,7 @@ from pyro_nngp.inference.mcmc.potential import ModelPotential, check_sizes
 from pyro_nngp.inference.mcmc.process_rows import init_near_mean
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
+from pyro_nngp.inference.protocols import owner_of, shard_of
 
 Kernel = TypeVar("Kernel", bound="StochasticGradientKernel")
 
@@ -147,10 +149,26 @@ class StochasticGradientKernel(AdaptiveStep):
         names = (*of_steps, "gradient_noise", "control_variates")
         return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"optim": self._optim}
 
+    def check_processes(self, args: tuple, kwargs: dict[str, Any], **settings: Any) -> None:
+        """Raise on all processes unless they have the same model, arguments, starting values and settings.
+
+        Raises:
+            ProcessError: names what differs.
+        """
+        method: Any = owner_of(self.model)
+        shard = shard_of(method)
+        if shard is not None:
+            parts = identity(
+                model=self.model, args=args, kwargs=kwargs, kernel=type(self), **self.settings(), **settings
+            )
+            start = identity(start=method.training_state()["shared"])
+            check_same_run(self._where, shard.world, described(parts, shard) | start)
+
     # The interface that pyro.infer.MCMC uses.
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start one chain on a model's arguments, or continue the loaded one with this many updates of burn-in."""
+        self.check_processes(args, kwargs, warmup_steps=warmup_steps)
         self.setup_chains((), True, warmup_steps, args, kwargs)
         d = self._state["position"].shape[-1]
         self._watched = torch.linspace(0, d - 1, min(d, _MOST_WATCHED)).long().unique()

@@ -23,16 +23,14 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import ShardedData, World
-from pyro_nngp.distributed.world import ProcessError
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
-from pyro_nngp.inference.identity import described, digest
+from pyro_nngp.inference.identity import check_same_run, described
 from pyro_nngp.inference.protocols import Trainable, shard_of
 from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import LocalMinibatches, LocalSubsample, Minibatches, Subsample, local_numbers
 from pyro_nngp.inference.svi.replay import Replay
 from pyro_nngp.inference.svi.saved_state import divided, joined
 
-_SHOWN = 4  # differences named in a message
 _PRIME = 1_000_003  # between the seeds of processes
 
 
@@ -219,19 +217,8 @@ class ShardedRanks(Ranks):
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
 
     def check_same(self, descriptions: Callable[[], dict[str, str]]) -> None:
-        if self.world.size == 1:
-            return
-        texts = descriptions()
-        codes = {name: code_of(f"{name} = {text}") for name, text in texts.items()}
-        found, counts = self.world.gather(torch.tensor(list(codes.values()))).unique(return_counts=True)
-        odd = set(found[counts != self.world.size].tolist())
-        if not odd:
-            return
-        names = [f"{name} = {texts[name]:.80}" for name, code in codes.items() if code in odd]
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        actual = f"on process {self.world.rank} and not on all, {shown or 'less than on others'}"
-        cure = "Give all the same arguments, and seed what is drawn at random, such as the weights of a network."
-        fail("fit", "settings and starting values", "to be those of all processes", actual, cure, ProcessError)
+        if self.world.size > 1:
+            check_same_run("fit", self.world, descriptions())
 
     def shared(self, params: dict[str, Tensor], solved: set[int]) -> dict[str, Tensor]:
         return {name: param for name, param in params.items() if id(param) not in solved}
@@ -280,11 +267,6 @@ class _Folder:
 
     def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return joined(*self.folder.load(divided(like())[1]))
-
-
-def code_of(text: str) -> int:
-    """A digest of a text in 63 bits."""
-    return int(digest(text.encode())[:16], 16) >> 1
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import torch.distributed as dist_of
 from pyro.infer import MCMC, NUTS
 from pyro.nn import PyroSample
 
-from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed import ProcessError, ShardedData
 from pyro_nngp.inference import SGHMC, SGLD, SGMCMC, SGNHT, Minibatch
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -44,6 +45,36 @@ def drawn(sharded, part, seed, size=40, sampler=SGLD, step_size=1e-5, **options)
     kind = Minibatch if sharded else SeededMinibatch
     mcmc.run(kind(gp.num_data, round(part * gp.num_data)))
     return mcmc.get_samples()
+
+
+def differing():
+    """The error of each way in which the second process differs."""
+    odd, errors = dist_of.get_rank() == 1, {}
+    for name, gp, step_size, size, part in (
+        ("step_size", method(True), 1e-5 * (1 + odd), 4, 1.0),
+        ("num_samples", method(True), 1e-5, 4 + odd, 1.0),
+        ("args", method(True), 1e-5, 4, 0.5 if odd else 1.0),
+        ("likelihood", method(True), 1e-5, 4, 1.0),
+        ("none", method(True), 1e-5, 4, 1.0),
+    ):
+        if name == "likelihood" and odd:
+            gp.likelihood.variance = 0.02
+        try:
+            mcmc = SGMCMC(SGLD(gp.model, step_size), size, 2, num_chains=1, vectorize=False, disable_progbar=True)
+            mcmc.run(Minibatch(gp.num_data, round(part * gp.num_data)))
+            errors[name] = "fine"
+        except ProcessError as error:
+            errors[name] = str(error)
+    return errors
+
+
+@pytest.mark.slow
+def test_processes_that_differ_are_named(tmp_path):
+    for errors in on_processes(2, tmp_path, differing):
+        assert errors.pop("none") == "fine"
+        for name, message in errors.items():
+            assert "SGLD: expected settings and starting values to be those of all processes" in message, name
+            assert name in message
 
 
 @pytest.mark.slow

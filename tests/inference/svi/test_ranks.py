@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ import torch.distributed as dist
 
 from pyro_nngp.distributed import ShardedData, World
 from pyro_nngp.distributed.world import ProcessError
-from pyro_nngp.inference import fit
-from pyro_nngp.inference.svi import ranks
-from pyro_nngp.inference.svi.ranks import ShardedRanks
+from pyro_nngp.inference import fit, identity
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
@@ -43,22 +40,20 @@ class Beside:
         self.other = other
 
     def gather(self, values):
-        return torch.cat([values, torch.tensor([ranks.code_of(f"{k} = {v}") for k, v in self.other.items()])])
+        return torch.cat([values, torch.tensor([identity.code_of(f"{k} = {v}") for k, v in self.other.items()])])
 
 
 def test_what_differs_is_named():
     same = {"lr": "0.1", "kernel": "RBF"}
-    here = ShardedRanks(None, SimpleNamespace(world=Beside(same)))
-    here.check_same(lambda: dict(reversed(same.items())))
+    identity.check_same_run("fit", Beside(same), dict(reversed(same.items())))
     for other, named in (
         (same | {"lr": "0.2"}, "and not on all, lr = 0.1. "),
         ({"lr": "0.1"}, "kernel = RBF. "),
         (same | {"mean": "0"}, "less than on others. "),
         (dict(zip(same, reversed(same.values()), strict=True)), "lr = 0.1, kernel = RBF. "),
     ):
-        here.world = Beside(other)
         with pytest.raises(ProcessError, match=f"to be those of all processes, got on process 0 .*{named}Give"):
-            here.check_same(lambda: same)
+            identity.check_same_run("fit", Beside(other), same)
 
 
 def differing():
