@@ -29,7 +29,7 @@ from pyro_nngp.adapters.krige_tables import (
 )
 from pyro_nngp.adapters.maps import predict_grid
 from pyro_nngp.adapters.maps.cells import Cells
-from pyro_nngp.adapters.maps.formats import check_format
+from pyro_nngp.adapters.maps.formats import ENDINGS, check_format
 from pyro_nngp.adapters.maps.systems import MAPPING
 from pyro_nngp.adapters.plots import plot_map
 
@@ -209,6 +209,8 @@ def _check_files(given: argparse.Namespace) -> None:
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first.")
     if given.at is not None and given.out.suffix not in (".csv", ".parquet"):
         raise UsageError(f"--out {given.out}: predictions at places of a table go to .csv or .parquet.")
+    if given.at is None and given.out.suffix not in (*ENDINGS, ".csv"):
+        raise UsageError(f"--out {given.out}: a map goes to {', '.join(ENDINGS)} or .csv.")
     if given.plot is not None:
         formats = pyplot("krige").FigureCanvasBase.filetypes
         if given.plot.suffix[1:] not in formats:

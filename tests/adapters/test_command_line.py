@@ -192,7 +192,10 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --quantiles 5", "between 0 and 1, such as 0.05 and"),
         ("stations.csv --x lon lat --y rain --at none.csv --out out.csv", "none.csv: no such file"),
         ("stations.csv --x lon lat --y rain --at days.csv --out out.csv", "days.csv has no column 'lon', which --x"),
-        ("stations.csv --x lon lat --y rain --grid 1 --out map.doc", "expected path to end in .nc, .zarr"),
+        (
+            "stations.csv --x lon lat --y rain --grid 1 --out map.doc",
+            "--out map.doc: a map goes to .nc, .zarr, .tif, .tiff or .csv.",
+        ),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --bounds 3 4 1 2", "expected west < east"),
         ("stations.csv --x day --y rain --grid 1 --out map.nc --bounds 1 2 3 4", "west, south, east and north are for"),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --likelihood classes", "holds measurements, not"),

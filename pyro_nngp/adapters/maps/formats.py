@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
 _HEADERS = 2**16  # bytes of a file beside its values
-_ENDINGS = {".nc": "h5netcdf", ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
+ENDINGS = {".nc": "h5netcdf", ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
 
 
 def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
     """Return the path of a map after checking that its format can hold a grid of these dimensions."""
     check_path(where, "path", path)
     path = Path(path)
-    if path.suffix not in _ENDINGS:
-        fail(where, "path", f"to end in {', '.join(_ENDINGS)}", repr(path.name), "Choose one of these formats.")
-    package = _ENDINGS[path.suffix]
+    if path.suffix not in ENDINGS:
+        fail(where, "path", f"to end in {', '.join(ENDINGS)}", repr(path.name), "Choose one of these formats.")
+    package = ENDINGS[path.suffix]
     import_extra(where, package, "maps")
     if package == "rioxarray" and len(dims) != 2:
         fail(where, "path", "to end in .nc or .zarr for a grid that is no raster", path.name, "Rasters are 2-D.")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Values: TypeAlias = dict[str, Tensor]
 
 
-@memory_errors("predict_grid", "Give path= for a map on the disk, fewer num_draws, or a smaller num_neighbors.")
+@memory_errors("predict_grid", "Give path= for a map on the disk, or a smaller num_neighbors.")
 def predict_grid(
     gp: Any,
     template: Any,
@@ -261,7 +261,11 @@ class _Results:
     def draws(self, x_new: Tensor) -> Values:
         """Joint draws at new points, (S, ..., P)."""
         draw = self.gp.sample if self.of == "f" else partial(self.gp.sample_y, trials=self._trials(x_new))
-        return {"draws": draw(x_new, self.num_draws, **self._options(x_new)).cpu()}
+        try:
+            return {"draws": draw(x_new, self.num_draws, **self._options(x_new)).cpu()}
+        except MemoryError as error:
+            wanted, cure = f"{self.num_draws} at {len(x_new)} cells", "Lower num_draws, or take a coarser grid."
+            fail("predict_grid", "draws", "to fit into memory", wanted, cure, MemoryError, error)
 
     def _trials(self, x_new: Tensor) -> Tensor | None:
         return None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)

@@ -150,6 +150,11 @@ def test_one_level_may_be_a_number(gp, axes):
     [
         ({"of": "z"}, ValueError, "predict_grid: expected of to be 'y' or 'f', got 'z'"),
         ({"num_draws": -1}, ValueError, "expected num_draws >= 0, got -1"),
+        (
+            {"num_draws": 10**13},
+            MemoryError,
+            r"predict_grid: expected draws to fit into memory, got 10000000000000 at \d+ cells. Lower num_draws",
+        ),
         ({"quantile_levels": [5]}, ValueError, r"expected quantile_levels in \(0, 1\), got 5"),
     ],
 )
