@@ -8,6 +8,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail, import_extra
 from pyro_nngp._kinds import check_kind
 from pyro_nngp._matplotlib import pyplot as pyplot_of
+from pyro_nngp.adapters.maps.systems import system_of
 from pyro_nngp.adapters.plots.axes import aspect, edges, set_ticks
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def plot_map(grid: "Dataset", places: Any = None) -> Any:
         return axis
     across, up = (np.asarray(grid[dim].values, dtype=float) for dim in (dims[1], dims[0]))
     (west, east), (south, north) = edges(across), edges(up)
-    scale = aspect((str(dims[1]), str(dims[0])), (across, up), _crs_of(grid))
+    scale = aspect((str(dims[1]), str(dims[0])), (across, up), system_of(grid) or "")
     tall = 0.8 * _WIDTH if scale == "auto" else _WIDTH * 0.8 * _ratio(scale) * (north - south) / (east - west)
     size = _WIDTH * len(panels), min(max(tall + 0.4, _HEIGHTS[0]), _HEIGHTS[1])
     axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", sharex=True, sharey=True)[1]
@@ -96,12 +97,3 @@ def _pairs(where: str, places: Any) -> np.ndarray:
 
 def _ratio(scale: float | str) -> float:
     return 1.0 if isinstance(scale, str) else scale
-
-
-def _crs_of(grid: "Dataset") -> str:
-    """The reference system of a grid as text, by the conventions of rioxarray and CF; empty if it has none."""
-    for name in ("spatial_ref", "crs"):
-        if name in grid.coords or name in grid.variables:
-            attributes = grid[name].attrs
-            return str(attributes.get("crs_wkt", attributes.get("spatial_ref", name)))
-    return ""
