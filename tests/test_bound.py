@@ -2,11 +2,14 @@
 
 import copy
 
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Gaussian
 
 
 def small(kernel=None):
@@ -38,6 +41,18 @@ def test_values_with_gradients_are_those_of_each_call():
         gp.bound()
     assert gp.bound().kernel.variance.requires_grad
     assert gp.bound() is not gp.bound()
+
+
+@torch.no_grad()
+def test_predictions_at_draws_use_nothing_that_is_kept_for_the_medians():
+    x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = Matern32(2, 1.0, PyroSample(dist.LogNormal(torch.zeros((), dtype=torch.float64), 1.0)))
+    gp = nngp.Vecchia(x, x.sum(-1).sin(), kernel.double(), Gaussian(0.1), num_neighbors=4, inducing=6)
+    samples = {"kernel.lengthscale": torch.tensor([0.2, 2.0], dtype=torch.float64)}
+    first = copy.deepcopy(gp)(x[:3] + 0.01, samples=samples)
+    gp(x[:3] + 0.01)
+    for one, other in zip(gp(x[:3] + 0.01, samples=samples), first, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()

@@ -191,9 +191,9 @@ def test_draws_of_hyperparameters_have_the_uncertainty_of_the_level_in_their_pre
     x, y, x_new = data()
     own = kernel()
     own.variance = PyroSample(dist.LogNormal(scalar(-0.36), scalar(1e-3)))
-    gp = nngp.Vecchia(x, y, own, Gaussian(NOISE), num_neighbors=10)
+    gp = nngp.Vecchia(x[:5], y[:5], own, Gaussian(30.0), num_neighbors=4)  # of which the level is almost all
     for guide in gp.hyper_guide.parameters():
         guide.data.copy_(scalar(-0.36) if guide is gp.hyper_guide.loc_0 else scalar(-9.0))
     draws = gp.sample(x_new[-1:], 150, seed=0)
     assert float(draws.var() / gp(x_new)[1][-1].detach()) == pytest.approx(1, abs=6 * (2 / 150) ** 0.5)
-    assert gp(x_new)[1][-1] > 0.8
+    assert gp(x_new)[1][-1] > 6
