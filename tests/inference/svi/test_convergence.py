@@ -14,6 +14,8 @@ def test_a_plateau_is_a_round_too_many_without_an_improvement():
     assert not plateau.converged
     assert plateau.observe(math.nan)
     assert plateau.converged
+    worse = Plateau(0.01, cuts=9)
+    assert [worse.observe(value) for value in (1.0, 2.0, 1.5)] == [False, True, True]
 
 
 def test_falling_losses_are_told_from_noise():

@@ -22,6 +22,7 @@ from pyro_nngp.inference import (
     fit,
 )
 from pyro_nngp.inference.checkpoint import load_checkpoint
+from pyro_nngp.inference.svi.batches import Minibatches
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
@@ -34,6 +35,12 @@ def test_sparse_gradients_are_for_the_time_of_training_only():
     fit(model, 2, callback=lambda *_: seen.append(model.q.sparse_grad), **SETTINGS)
     assert seen == [True, True]
     assert model.q.sparse_grad is False
+
+
+def test_the_loss_has_the_factor_of_its_rows(monkeypatch):
+    plain = fit(vnngp(), 1, **BY_GRADIENTS).losses
+    monkeypatch.setattr(Minibatches, "weight", 2.0)
+    torch.testing.assert_close(fit(vnngp(), 1, **BY_GRADIENTS).losses, 2 * plain)
 
 
 def test_gradients_are_of_one_batch_and_not_of_what_is_solved_for():
