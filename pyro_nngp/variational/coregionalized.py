@@ -171,27 +171,38 @@ class CoregionalizedObservations(ObservedGaussian):
         covariance = latent.covariance
         self.covariance.copy_(latent.posterior_covariance(self.precision) if covariance is None else covariance)
 
-    def take(self, read: Callable[[], Any], solution: SiteSolution, latent: Any) -> None:
+    def take(
+        self,
+        read: Callable[[], Any],
+        solution: SiteSolution,
+        latent: Any,
+        more: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    ) -> None:
         """Keep a solution for all rows, and compute the difference of evidences there.
 
         Args:
             read: as of :meth:`solve`.
             solution: sites and moments.
             latent: has the covariances of the latent functions at each point as `covariance`.
+            more: maps parameters to the gradient of what the evidence has in addition.
         """
         with torch.no_grad():
             self._put(read(), solution, latent)
             self.solved.fill_(True)
         with torch.enable_grad():
-            self._correct(read(), None)
+            self._correct(read(), None, more)
 
-    def _correct(self, given: Any, posterior: FactoredPosterior | None) -> None:
+    def _correct(self, given: Any, posterior: FactoredPosterior | None, more: Any = None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
             prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
             return self._posterior(given, prior)
 
         def find(parameters: Sequence[Tensor]) -> Excess:
-            return coregionalized_excess(parameters, posterior_at)
+            found = coregionalized_excess(parameters, posterior_at)
+            if more is None:
+                return found
+            gradient = [one + other for one, other in zip(found.gradient, more(parameters), strict=True)]
+            return Excess(gradient, found.value)
 
         self.excess.update(given.parameters, find, self.loc.numel())
 

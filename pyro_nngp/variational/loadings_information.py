@@ -29,11 +29,13 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
+from pyro_nngp.bound import Bound
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import NNGPs
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import factor_inverse, half_solve
+from pyro_nngp.linalg import cholesky, factor_inverse, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 from pyro_nngp.neighbors import NeighborGraph
@@ -48,14 +50,53 @@ class Block:
     Args:
         rows: numbers of the points.
         factors: (I - A, V) of each factor.
+        graph: of these points.
     """
 
-    def __init__(self, rows: Int[Tensor, " n"], factors: Sequence[VecchiaFactor]) -> None:
-        self.rows, self.factors = rows, factors
+    def __init__(self, rows: Int[Tensor, " n"], factors: Sequence[VecchiaFactor], graph: NeighborGraph) -> None:
+        self.rows, self.factors, self._graph = rows, factors, graph
 
     def posterior(self, loading: Float[Tensor, "T F"], precision: Float[Tensor, "T N"]) -> CoupledPosterior:
         """q(u) at these points, by a dense factor."""
         return CoupledPosterior(self.factors, loading[None], precision[:, self.rows], dense_up_to=2**31)
+
+    def information(
+        self,
+        bound: Bound,
+        loading: Float[Tensor, "T F"],
+        basis: Float[Tensor, "N P"],
+        linear: Float[Tensor, "F N"],
+        precision: Float[Tensor, "T N"],
+    ) -> Float[Tensor, "TPF TPF"]:
+        """What these points say of coefficients and loadings, by means alone; with gradients in the kernels.
+
+        Args:
+            bound: hyperparameters with gradients.
+            loading: A.
+            basis: basis functions.
+            linear: A' diag(tau) t of the sites.
+            precision: their precisions.
+        """
+        size, n, tau, near = loading.shape[1], len(self.rows), precision[:, self.rows], self._graph.neighbors
+        dense = []
+        for kernel in bound.covariances:
+            prior = NNGP(kernel, self._graph, self._graph.batch(), jitter=bound.jitter, validate_args=False)
+            w, var = (part.double() for part in prior.conditionals)
+            weights = w.new_zeros(n, n).scatter_add(1, near.clamp(min=0), w.masked_fill(near < 0, 0.0))
+            root = (torch.eye(n).to(w) - weights) / var.sqrt()[:, None]
+            dense.append(root.mT @ root)
+        total = torch.block_diag(*(dense * size if len(dense) == 1 else dense)).view(size, n, size, n)
+        gram = torch.einsum("tl,tn,tk->lkn", loading, tau, loading)
+        total = total + torch.diag_embed(gram).transpose(1, 2)
+        tril = cholesky(total.reshape(size * n, size * n), 0.0)
+        half = half_solve(tril, torch.eye(size * n).to(total))
+        cov = half.mT @ half
+        loc = (cov @ linear[:, self.rows].reshape(-1, 1)).view(size, n)
+        at_points = cov.view(size, n, size, n).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+        complete = complete_information(basis[self.rows], loc, at_points, tau)
+        design = torch.cat([basis[self.rows], loc.mT], -1)
+        cross = torch.einsum("pn,pl,nk->lnpk", tau, loading, design).reshape(size * n, -1)
+        return torch.block_diag(*complete) - cross.mT @ cov @ cross
 
 
 def blocks_of(kernels: Sequence[Covariance], graph: NeighborGraph, num_factors: int, jitter: float) -> list[Block]:
@@ -72,7 +113,7 @@ def blocks_of(kernels: Sequence[Covariance], graph: NeighborGraph, num_factors: 
         part = graph if len(rows) == graph.num_points else cast(NeighborGraph, graph.subset(rows))
         batch = part.batch()
         priors = [NNGP(kernel, part, batch, jitter=jitter, validate_args=False) for kernel in kernels]
-        result.append(Block(rows, NNGPs(priors, num_factors, validate_args=False).factors()))
+        result.append(Block(rows, NNGPs(priors, num_factors, validate_args=False).factors(), part))
     return result
 
 
@@ -81,8 +122,8 @@ def complete_information(
 ) -> Float[Tensor, "T PF PF"]:
     """Information on each output's coefficients and loadings if the factors were known, on average over q."""
     design = torch.cat([basis, loc.mT], -1)
-    squares = design[:, :, None] * design[:, None]
-    squares[:, basis.shape[1] :, basis.shape[1] :] += cov
+    p = basis.shape[1]
+    squares = design[:, :, None] * design[:, None] + pad(cov, (p, 0, p, 0))
     return (precision @ squares.flatten(1)).view(len(precision), design.shape[1], -1)
 
 

@@ -1,8 +1,11 @@
 """Information on loadings against dense formulas for the variance of their score."""
 
+import pytest
 import torch
-from builders import F64, matern, normal, uniform
+from builders import F64, matern, normal, scalar, uniform
 
+from pyro_nngp.bound import Bound
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.loadings_information import (
@@ -46,6 +49,28 @@ def test_missing_information_is_the_variance_of_the_score():
     want = 2 * torch.einsum("aij,bji->ab", forms, forms).view(T, 4, T, 4)[:, 2:, :, 2:]
     torch.testing.assert_close(information_of_means(block, posterior, basis, loc), lines @ cov @ lines.mT)
     torch.testing.assert_close(information_of_variances(posterior), want)
+
+
+def test_information_with_gradients_is_that_of_the_solution():
+    """At the moments of the sites, and by differences in a kernel."""
+    block, a, tau, basis, _ = problem()
+    posterior, linear = block.posterior(a, tau), normal(F, N)
+
+    def found(lengthscale):
+        kernels = [Matern52(2, scalar(1.0), lengthscale).bind(), matern(0.7, 1.0).bind()]
+        bound = Bound(None, tuple(kernels), None, None, 1e-6)
+        return block.information(bound, a, basis, linear, tau)
+
+    loc = posterior.solve(linear)
+    want = torch.block_diag(*complete_information(basis, loc, posterior.covariances(), tau))
+    want = want - information_of_means(block, posterior, basis, loc)
+    torch.testing.assert_close(found(scalar(0.3)), want, rtol=1e-5, atol=1e-6)
+    here = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    weight = normal(*want.shape)
+    (slope,) = torch.autograd.grad((weight * found(here)).sum(), here)
+    with torch.no_grad():
+        moved = [(weight * found(scalar(0.3 + step))).sum() for step in (1e-5, -1e-5)]
+    assert float(slope) == pytest.approx(float(moved[0] - moved[1]) / 2e-5, rel=1e-5)
 
 
 def test_with_known_factors_outputs_are_regressions():
