@@ -61,6 +61,9 @@ def test_all_neighbors_and_a_gaussian_likelihood_give_the_exact_posterior():
     torch.testing.assert_close(var, plain + of_level, rtol=1e-6, atol=0)
     want = (cov - cov @ torch.linalg.solve(total, cov)).diagonal()
     torch.testing.assert_close(gp.q.variance, want, rtol=1e-7, atol=0)
+    draws = gp.sample(new, 1000, seed=0)
+    assert (draws.mean(0) - loc).abs().max() < 6 * (var.max() / 1000).sqrt()
+    assert (draws.var(0) / var - 1).abs().max() < 6 * (2 / 1000) ** 0.5
 
 
 def test_the_loss_of_exact_sites_is_minus_the_log_evidence():
