@@ -39,6 +39,14 @@ def test_agrees_with_the_dense_formula(jitter):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(5,), (7, 1), (1, 5)])
+def test_noise_broadcasts_to_the_neighbors(shape):
+    x, z, mask, _ = problem()
+    noise = torch.rand(shape, dtype=F64)
+    want = nn_conditional(Matern52(3).double(), x, z, mask, noise.expand(7, 5).contiguous())
+    torch.testing.assert_close(nn_conditional(Matern52(3).double(), x, z, mask, noise), want)
+
+
 @pytest.mark.slow
 def test_gradients_of_both_orders():
     x, z, mask, noise = problem(b=3, k=4)

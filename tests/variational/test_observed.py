@@ -66,6 +66,16 @@ def test_all_neighbors_and_a_gaussian_likelihood_give_the_exact_posterior():
     assert (draws.var(0) / var - 1).abs().max() < 6 * (2 / 1000) ** 0.5
 
 
+@torch.no_grad()
+def test_predictions_before_solving_take_the_noise_of_the_data():
+    x, y = data()
+    gp = VNNGP(x, y, kernel(), Gaussian(NOISE), num_neighbors=N - 1, mean=lambda x: 0 * x[:, 0])
+    assert not gp.q.solved
+    total, new = dense_covariance(gp.kernel, x) + NOISE * torch.eye(N, dtype=F64), torch.rand(9, 2, dtype=F64)
+    want = gp.kernel(new, x) @ torch.linalg.solve(total, y)
+    torch.testing.assert_close(gp(new)[0], want, rtol=0, atol=2e-5)
+
+
 def test_the_loss_of_exact_sites_is_minus_the_log_evidence():
     x, y = data()
     gp = solved(x, y, Gaussian(NOISE))
