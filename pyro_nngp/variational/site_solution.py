@@ -23,7 +23,7 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
-_SAME_SITES = 30.0  # tolerances: weighted relative change of the precisions of sites below which variances are kept
+_SAME_SITES = 10.0  # tolerances: weighted relative change of the precisions of sites below which variances are kept
 
 
 class SiteProblem(NamedTuple):
@@ -107,6 +107,13 @@ def optimal_sites(
         sites = target, precision
         return mean + latent.at(loc), variance, 0.0 if is_exact else latent.divergence(loc)
 
+    def condition() -> None:
+        """Find the posterior of the coefficients of the mean given the sites, and move to its mean."""
+        nonlocal gain, mean, loc
+        if coefficients.has_posterior:
+            gain, shift = coefficients.condition(latent, x, sites[0] - mean - loc, sites[1], total)
+            mean, loc = mean_now(), loc - shift
+
     if not is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
         step(*sites)
         if not (is_solved and latent.precedes(sites[1])):
@@ -135,10 +142,7 @@ def optimal_sites(
             change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not is_exact)
             coefficients.assign_level(constant + change.reshape(constant.shape))
             mean, loc = mean_now(), loc - shift
-        if coefficients.has_posterior:
-            residual = sites[0] - mean - loc
-            gain, shift = coefficients.condition(latent, x, residual, sites[1], total)
-            mean, loc = mean_now(), loc - shift
+        condition()
         if used is not None and _change(sites[1], used, variance, total) < _SAME_SITES * tolerance:
             break
         given = latent.posterior_variance(sites[1])
@@ -148,6 +152,7 @@ def optimal_sites(
         used = sites[1]
     if latent.exact is not None and used is not None:  # moments of one posterior, whose factor is kept
         variance, sites = latent.posterior_variance(used), (mean + latent.targets(loc, used), used)
+        condition()
     progress = Progress(moved, improved or max_steps <= 0, not is_solved and used is None)
     return SiteSolution(sites[0] - mean, sites[1], loc, variance, gain), progress
 
