@@ -27,6 +27,7 @@ RESOLVED = 2e-4
 WITH_NOISE = 2e-9
 """Smallest product of this variance and a neighbor's least noise and jitter, both relative to the kernel's variance."""
 
+_FEW = 4  # targets, without gradients, that share one pass over lanes: float64 at once takes no longer than float32
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
 
 
@@ -38,6 +39,9 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     """
     if problem.x.dtype == torch.float64:
         return compiled.forward(problem, wanted)
+    if wanted is None and not problem.sets and len(problem.x) <= _FEW:
+        w, var, failed, kept = compiled.forward(_in_float64(problem, torch.arange(len(problem.x))))
+        return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, (*kept, *_none_again())
     w, var, failed, kept = compiled.forward(problem, wanted)
     if _are_resolved(problem, var, failed):
         return w, var, failed, (*kept, *_none_again())
@@ -140,13 +144,17 @@ _PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from the targets on
 
 def _in_float64(problem: Problem, rows: Tensor) -> Problem:
     """The problem of some of the targets, with the same numbers in float64."""
-    noise, smoothness = problem.noise, problem.smoothness
+    noise, smoothness, points, neighbors = problem.noise, problem.smoothness, problem.points, problem.neighbors[rows]
+    if neighbors.numel() < len(points):
+        points = points[neighbors.clamp(min=0).flatten()]
+        own = torch.arange(neighbors.numel(), dtype=neighbors.dtype).view_as(neighbors)
+        neighbors = torch.where(neighbors < 0, neighbors, own)
     return problem._replace(
         x=problem.x[rows].double(),
-        points=problem.points.double(),
+        points=points.double(),
         lengthscale=problem.lengthscale.double(),
         variance=problem.variance.double(),
         noise=None if noise is None else noise[..., rows, :].double(),
-        neighbors=problem.neighbors[rows],
+        neighbors=neighbors,
         smoothness=None if smoothness is None else smoothness.double(),
     )

@@ -100,3 +100,14 @@ def test_resolved_targets_are_left_alone():
     rows, again = solved_again(bind(Matern32(2)), x, points, near, None, 1e-6, torch.ones(B))
     assert not len(rows)
     assert again is None
+
+
+def test_few_targets_are_solved_in_float64_at_once():
+    x, points, near = problem()
+    cov, near = bind(RBF(2, lengthscale=0.8)), near.clone()
+    near[0, 3:] = -1
+    with torch.no_grad():
+        w, var = graph_conditional(cov, x[:2], points, near[:2], jitter=1e-6)
+        exact = graph_conditional(bind(RBF(2, lengthscale=0.8).double()), x[:2].double(), points.double(), near[:2])
+    torch.testing.assert_close(w, exact[0].float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(var, exact[1].float(), rtol=1e-5, atol=0)
