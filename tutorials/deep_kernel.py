@@ -126,4 +126,4 @@ figure.savefig(args.out / "deep_kernel.png", dpi=110)
 
 # %%
 assert deep["NLL"] < stationary["NLL"] - (0.05 if args.smoke else 0.3), (deep["NLL"], stationary["NLL"])
-assert 0.9 < deep["coverage"] < 0.99, deep["coverage"]
+assert (0.85 if args.smoke else 0.9) < deep["coverage"] < 0.99, deep["coverage"]
