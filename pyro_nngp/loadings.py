@@ -179,9 +179,8 @@ class FactorLoadings(GPModule):
         """Shapes and rates of the posterior of the shrinkage given the mode and the means of the other entries."""
         ratio, tau = self.shrinkage_mean, self.shrinkage_mean.cumprod(0)
         count, size = self.mode.shape
-        spread = (self.precision(self.mode) * (self.mode.square() + self.variance)).sum(
-            0
-        )  # tau_f times sums of squares
+        square = self.mode.square() + self.variance
+        spread = (self.precision(self.mode) * square).sum(0)  # tau_f times sums of squares
         later = spread.flip(0).cumsum(0).flip(0)
         number = torch.arange(size, 0, -1).to(tau)
         return self.shapes + number * count / 2, 1 + later / ratio / 2
