@@ -140,8 +140,7 @@ class FactorSolution:
         posterior = self._latent.posterior(sites.precision)
         in_loc = posterior.transposed(sites.gradient) - posterior.prior_product(self.loc)
         in_theta = self._gradient(sites)
-        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
-        complete = complete + torch.diag_embed(self._prior_precision())
+        complete = self._complete_information(sites)
         curvature = torch.block_diag(*complete) - self._missing_information(sites)
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
@@ -165,9 +164,7 @@ class FactorSolution:
         self._loadings.set_mode(self._loading)
         if self._mean is not None:
             self._mean.assign(self._coefficients.mT)
-        response = self._loading @ self.loc
-        target = response + sites.gradient / torch.where(self._seen, sites.precision, 1.0)
-        return SiteSolution(target, sites.precision, self.loc, self._variance())
+        return SiteSolution(self._targets(sites), sites.precision, self.loc, self._variance())
 
     @property
     def covariance(self) -> Float[Tensor, "N F F"]:
@@ -177,8 +174,7 @@ class FactorSolution:
     def information(self) -> Float[Tensor, "TPF TPF"]:
         """Information on coefficients and loadings, output by output, with all factors integrated out."""
         sites = self._sites(self._loading, self._coefficients, self.loc)
-        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
-        complete = complete + torch.diag_embed(self._prior_precision())
+        complete = self._complete_information(sites)
         count, p = len(self._loading), self._basis.shape[1]
         missing = torch.zeros_like(torch.block_diag(*complete))
         by_output = missing.view(count, complete.shape[1], count, complete.shape[1])
@@ -199,11 +195,9 @@ class FactorSolution:
             read: returns data, neighbors and hyperparameters, with gradients.
         """
         sites = self._sites(self._loading, self._coefficients, self.loc)
-        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
-        complete = complete + torch.diag_embed(self._prior_precision())
+        complete = self._complete_information(sites)
         inverse = factor_inverse(_root(torch.block_diag(*complete) - self._missing_information(sites), complete))
-        target = self._loading @ self.loc + sites.gradient / torch.where(self._seen, sites.precision, 1.0)
-        linear = self._loading.mT @ (sites.precision * target)
+        linear = self._loading.mT @ (sites.precision * self._targets(sites))
         blocks, gradient = self._all_blocks(), [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
         some = blocks[:: math.ceil(len(blocks) / _BLOCKS)]
         for block in some:
@@ -230,15 +224,27 @@ class FactorSolution:
         precision = precision * self._seen
         return _Sites(mean, variance, torch.where(self._seen, precision * (target - mean), 0.0), precision)
 
+    def _targets(self, sites: _Sites) -> Float[Tensor, "T N"]:
+        """What the sites observe of A u."""
+        return self._loading @ self.loc + sites.gradient / torch.where(self._seen, sites.precision, 1.0)
+
+    def _design(self) -> Float[Tensor, "N PF"]:
+        """Basis functions and means of the factors, which coefficients and loadings multiply."""
+        return torch.cat([self._basis, self.loc.mT], -1)
+
+    def _complete_information(self, sites: _Sites) -> Float[Tensor, "T PF PF"]:
+        """Information if the factors were known, with the prior's."""
+        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
+        return complete + torch.diag_embed(self._prior_precision())
+
     def _variance(self, loading: Tensor | None = None) -> Float[Tensor, "T N"]:
         loading = self._loading if loading is None else loading
         return ((loading @ self._cov) * loading).sum(-1).mT
 
     def _gradient(self, sites: _Sites) -> Float[Tensor, "T PF"]:
         """Gradient of the bound in coefficients and loadings, at fixed covariances."""
-        design = torch.cat([self._basis, self.loc.mT], -1)
         by_variance = torch.einsum("tn,nlk,tk->tl", sites.precision, self._cov, self._loading)
-        gradient = sites.gradient @ design
+        gradient = sites.gradient @ self._design()
         gradient[:, self._basis.shape[1] :] -= by_variance
         rest = torch.cat([self._coefficients - self._center, self._loading], -1)
         return gradient - self._prior_precision() * rest
@@ -269,13 +275,11 @@ class FactorSolution:
 
     def _to_theta(self, sites: _Sites, move: Float[Tensor, "F N"]) -> Float[Tensor, "T PF"]:
         """What a move of the factors changes the gradient in coefficients and loadings by, C' move."""
-        design = torch.cat([self._basis, self.loc.mT], -1)
-        return (sites.precision * (self._loading @ move)) @ design
+        return (sites.precision * (self._loading @ move)) @ self._design()
 
     def _to_factors(self, sites: _Sites, step: Float[Tensor, "T PF"]) -> Float[Tensor, "F N"]:
         """C step."""
-        design = torch.cat([self._basis, self.loc.mT], -1)
-        return self._loading.mT @ (sites.precision * (step @ design.mT))
+        return self._loading.mT @ (sites.precision * (step @ self._design().mT))
 
     def _missing_information(self, sites: _Sites) -> Float[Tensor, "TPF TPF"]:
         blocks = self._all_blocks()
