@@ -6,23 +6,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from oracles.observed_sites import F, Y, observed
 from pyro import poutine
 
 from pyro_nngp.inference.autoguide.observations import observed_sites
 from pyro_nngp.inference.autoguide.quadratics import Marginals
-
-Y = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
-F = torch.tensor([0.1, -0.3, 0.7], dtype=torch.float64)
-
-
-def observed(make, y=Y, **settings):
-    """The observed site of a program whose latent values are F."""
-    leaf = F.clone().requires_grad_()
-
-    def run(at):
-        return poutine.trace(lambda: pyro.sample("y", make(at), obs=y, **settings)).get_trace()
-
-    return observed_sites("Test", run(leaf), [leaf], run)
 
 
 @pytest.mark.parametrize(
