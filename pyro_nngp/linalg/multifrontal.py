@@ -26,11 +26,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.linalg.nested_dissection import Elimination, Front
 from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
+from pyro_nngp.native import blocks as compiled
 
 
 class MultifrontalFactor:
@@ -54,16 +55,15 @@ class MultifrontalFactor:
         self._blocks: list[tuple[Tensor, Tensor]] = []  # inverse of L11 L11', and Y'
         left_over: dict[int, Tensor] = {}
         log_dets = []
+        workspace = self._workspace()
         for number, front in enumerate(plan.fronts):
-            size, matrix = front.size, diagonal.new_zeros(len(front.points), len(front.points))
+            size, matrix = front.size, _square(workspace, len(front.points)).zero_()
             for rows, families, members in zip(root, front.families, front.members, strict=True):
                 own = rows[families]
-                products = own[:, :, None] * own[:, None]
-                matrix.view(-1).index_add_(0, _entries(members, len(matrix)).view(-1), products.view(-1))
+                _add(matrix, members, own[:, :, None] * own[:, None])
             matrix.diagonal()[:size] += diagonal[front.points[:size]]
             for child in front.children:
-                place = plan.fronts[child].border
-                matrix.view(-1).index_add_(0, _entries(place, len(matrix)).view(-1), left_over.pop(child).view(-1))
+                _add(matrix, plan.fronts[child].border[None], left_over.pop(child)[None])
             tril, failed = torch.linalg.cholesky_ex(matrix[:size, :size])
             if failed:
                 raise NotPositiveDefiniteError(
@@ -93,7 +93,7 @@ class MultifrontalFactor:
         variances, products = root.new_empty(len(self._plan.order)), torch.empty_like(root)
         for front, inverse in self._inverses():
             variances[front.points[: front.size]] = inverse.diagonal()[: front.size]
-            among, own = inverse.take(_entries(front.members[0], len(inverse))), front.families[0]
+            among, own = _take(inverse, front.members[0]), front.families[0]
             products[own] = (among @ root[own][:, :, None])[..., 0]
         return variances, products
 
@@ -102,25 +102,47 @@ class MultifrontalFactor:
         result = [self._root[i].new_empty(*self._root[i].shape, self._root[i].shape[1]) for i in tables]
         for front, inverse in self._inverses():
             for i, covariance in zip(tables, result, strict=True):
-                covariance[front.families[i]] = inverse.take(_entries(front.members[i], len(inverse)))
+                covariance[front.families[i]] = _take(inverse, front.members[i])
         return result
 
     def _inverses(self) -> Iterator[tuple[Front, Float[Tensor, "m m"]]]:
-        """Each front with P^-1 at its points, from the root to the leaves."""
+        """Each front with P^-1 at its points, until the next one is asked for, from the root to the leaves."""
         outer: dict[int, Tensor] = {}  # inverse at the borders of fronts whose parents are done
+        workspace = self._workspace()
         for number in reversed(range(len(self._blocks))):
             front, (alone, slope) = self._plan.fronts[number], self._blocks[number]
-            size, inverse = front.size, alone.new_empty(len(front.points), len(front.points))
-            inverse[size:, size:] = outer.pop(number, slope[:0, :0])
-            inverse[:size, size:] = side = -slope @ inverse[size:, size:]
+            size, inverse = front.size, _square(workspace, len(front.points))
+            inverse[size:, size:] = border = outer.pop(number, slope[:0, :0])
+            inverse[:size, size:] = side = (slope @ border).neg_()
             inverse[size:, :size] = side.mT
             inverse[:size, :size] = torch.addmm(alone, side, slope.mT, alpha=-1)
             yield front, inverse
             for child in front.children:
-                place = self._plan.fronts[child].border
-                outer[child] = inverse.take(_entries(place, len(inverse)))
+                (outer[child],) = _take(inverse, self._plan.fronts[child].border[None])
+
+    def _workspace(self) -> Float[Tensor, " w"]:
+        """Memory for the largest front: all fronts in one place cost no new pages."""
+        return self._root[0].new_empty(max(len(front.points) for front in self._plan.fronts) ** 2)
 
 
-def _entries(places: Tensor, size: int) -> Tensor:
+def _square(workspace: Float[Tensor, " w"], size: int) -> Float[Tensor, "m m"]:
+    """A square matrix in the first part of some memory."""
+    return workspace[: size**2].view(size, size)
+
+
+def _add(matrix: Float[Tensor, "m m"], places: Int[Tensor, "F k"], blocks: Float[Tensor, "F k k"]) -> None:
+    """Add blocks to a matrix at all pairs of their places."""
+    if compiled.supported(matrix):
+        compiled.add(matrix, places, blocks)
+    else:
+        matrix.view(-1).index_add_(0, _entries(places, len(matrix)).view(-1), blocks.view(-1))
+
+
+def _take(matrix: Float[Tensor, "m m"], places: Int[Tensor, "F k"]) -> Float[Tensor, "F k k"]:
+    """Entries of a matrix at all pairs of the places of each block."""
+    return compiled.take(matrix, places) if compiled.supported(matrix) else matrix.take(_entries(places, len(matrix)))
+
+
+def _entries(places: Int[Tensor, "F k"], size: int) -> Int[Tensor, "F k k"]:
     """Positions of pairs of places in a square matrix, row by row."""
-    return places[..., :, None] * size + places[..., None, :]
+    return places[:, :, None] * size + places[:, None, :]

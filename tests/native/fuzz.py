@@ -17,7 +17,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Matern, Matern12, Matern32, Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError
-from pyro_nngp.native import conditional, polya_gamma, rows, search, triangular
+from pyro_nngp.native import blocks, conditional, polya_gamma, rows, search, triangular
 from pyro_nngp.neighbors import NeighborGraph
 
 KERNELS = [RBF, Matern12, Matern32, Matern52, Matern]
@@ -157,6 +157,14 @@ class Fuzzer:
         spoiled = [self.spoil(each, 0.2) for each in given]
         self.one_of_ours(lambda: triangular.solve(*spoiled, self.chance(0.5)))
 
+    def compiled_blocks(self):
+        """Blocks of a matrix, with anything spoiled."""
+        m, count, k = (int(size) for size in self.rng.integers(1, [20, 6, 8]))
+        given = torch.zeros(m, m).double(), torch.randint(m, (count, k)), torch.ones(count, k, k).double()
+        matrix, places, values = (self.spoil(each, 0.2) for each in given)
+        self.one_of_ours(lambda: blocks.add(matrix, places, values))
+        self.one_of_ours(lambda: blocks.take(matrix, places))
+
     def compiled_rows(self):
         """Distinct rows, beside torch's, and a step of Adam, with anything spoiled."""
         n, count, columns = (int(size) for size in self.rng.integers(1, [200, 100, 4]))
@@ -215,6 +223,7 @@ def run(seed, cases):
         fuzzer.new_values,
         fuzzer.compiled_rows,
         fuzzer.compiled_draws,
+        fuzzer.compiled_blocks,
     ]
     for case in range(cases):
         kinds[case % len(kinds)]()
