@@ -5,14 +5,12 @@ Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-
 ``VNNGP`` with Gaussian sites against GPBoost's Vecchia-Laplace approximation: Matérn-3/2 with one lengthscale for each
 of two inputs, K = 20, a constant mean, a random fifth of the rows held out. The negative log density of a held-out
 datum is that of the likelihood for the normal distribution that each reports for f there. "2d-N" has N rows of waves
-with Gaussian noise (``profiled_bound.py``), Matérn-5/2, and a row for ``Vecchia``, which integrates f out. Processor
-time, one thread; standard errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; it needs
-`pip install gpboost`.
+with Gaussian noise, Matérn-5/2, and a row for ``Vecchia``, which integrates f out. Processor time, one thread; standard
+errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; it needs `pip install gpboost`.
 """
 
 import argparse
 import re
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -36,12 +34,18 @@ def is_simulated(name):
     return SIMULATED.fullmatch(name) is not None
 
 
+def simulated(n):
+    """Waves at a constant density of points, with noise of a tenth of their amplitude; 2,000 rows are held out."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n + 2000, 2, generator=generator, dtype=torch.float64) * (n / 1000) ** (1 / 2)
+    f = torch.sin(3 * x[:, 0]) + torch.cos(4 * x[:, 1])
+    y = f + 0.1 * torch.randn(len(x), generator=generator, dtype=torch.float64)
+    return x[:n], y[:n], x[n:], y[n:]
+
+
 def split(name, seed):
     if is_simulated(name):
-        sys.path.append(str(Path(__file__).parents[1] / "speed"))
-        from profiled_bound import simulated
-
-        return simulated(2, False, int(SIMULATED.fullmatch(name)[1]))[:4]
+        return simulated(int(SIMULATED.fullmatch(name)[1]))
     data = datasets.load(name, torch.float64)
     x, y = data.x[:, :2], data.y.flatten().double()
     held_out = torch.zeros(len(x), dtype=torch.bool)
