@@ -53,7 +53,7 @@ def nn_conditional(
     x: Float[Tensor, "B D"],
     z: Float[Tensor, "B K D"],
     mask: Bool[Tensor, "B K"] | None = None,
-    noise: Float[Tensor, "*#B #K"] | None = None,
+    noise: Float[Tensor, "..."] | None = None,
     jitter: float | None = None,
 ) -> tuple[Float[Tensor, "*S B K"], Float[Tensor, "*S B"]]:
     r"""Weights and variance of f(x) given f at K neighbors, for a batch of targets.

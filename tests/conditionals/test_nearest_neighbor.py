@@ -39,7 +39,7 @@ def test_agrees_with_the_dense_formula(jitter):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(5,), (7, 1), (1, 5)])
+@pytest.mark.parametrize("shape", [(), (5,), (7, 1), (1, 5)])
 def test_noise_broadcasts_to_the_neighbors(shape):
     x, z, mask, _ = problem()
     noise = torch.rand(shape, dtype=F64)
