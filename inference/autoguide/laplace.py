@@ -22,7 +22,7 @@ _CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer poi
 def mode(
     log_density: Callable[[np.ndarray], float],
     start: Float[np.ndarray, " h"],
-    move: Callable[[np.ndarray, float], float] | None = None,
+    move: Callable[[np.ndarray, float], float],
 ) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, "h h"]]:
     """The mode, and the inverse of the negative Hessian there, with standard deviations of at most 1.
 
@@ -30,9 +30,8 @@ def mode(
         log_density: the log density, or what has its gradient and curvature near the last point of `move`.
         start: where the search begins.
         move: returns the log density at a point; if it is above its second argument, `log_density` holds around this
-            point from now on. None is `log_density` everywhere.
+            point from now on.
     """
-    move = (lambda at, least: log_density(at)) if move is None else move
     at, value, cov = start, move(start, -np.inf), np.eye(len(start))
     for _ in range(_MOST_STEPS):
         gradient, cov = _quadratic(log_density, at, log_density(at), np.clip(np.sqrt(np.diag(cov)), *_STEPS))
