@@ -146,23 +146,6 @@ class Sharded(Protocol):
 
 
 @runtime_checkable
-class KeepsRows(Protocol):
-    """A method on several processes that may have parameters with a row per datum.
-
-    Attributes:
-        has_row_tables: whether it has them.
-    """
-
-    has_row_tables: bool
-
-    def training_state(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of parameters and buffers: first what all processes share, then the rows of this one."""
-
-    def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Restore such copies, in place."""
-
-
-@runtime_checkable
 class Started(Protocol):
     """A method whose unset hyperparameters start from the data.
 

@@ -191,10 +191,9 @@ class LOO(ResponseMethod):
         self._start(solves_coefficients=True)
         k = first_neighbors("LOO", num_neighbors, x)
         self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
-        self.has_row_tables = not isinstance(likelihood, Gaussian)
-        self.q = self._build_q() if self.has_row_tables else None
+        self.q = None if isinstance(likelihood, Gaussian) else self._build_q()
         if num_neighbors is None:
-            choose_neighbors(self, most_for_f=0 if self.has_row_tables else MOST_NEIGHBORS)
+            choose_neighbors(self, most_for_f=MOST_NEIGHBORS if self.q is None else 0)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
@@ -362,6 +361,10 @@ class LOO(ResponseMethod):
         if self.q is not None:
             self.q = self._build_q(sample=self._coded(self.shard.sample["y"]).to(self.x.device).movedim(0, -1))
         super()._distributed(choose)
+
+    def row_tables(self) -> dict[str, Tensor]:
+        """Tables of q with a row per datum, by their names in q."""
+        return {} if self.q is None else self.q.row_tables()
 
     def _neighbors_changed(self) -> None:
         super()._neighbors_changed()

@@ -22,6 +22,7 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributed import ShardedData
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky
@@ -66,8 +67,6 @@ class MLLk(ResponseMethod):
     Gaussian processes", NeurIPS.
     """
 
-    _chooses_neighbors = False
-
     @from_tables
     def __init__(
         self,
@@ -93,6 +92,9 @@ class MLLk(ResponseMethod):
 
     def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
         return Matern52(x.shape[1])  # blocks are factorized without compiled code
+
+    def _distribute(self, data: ShardedData, choose: bool) -> None:
+        super()._distribute(data, choose=False)  # K is not chosen
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

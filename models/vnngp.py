@@ -356,7 +356,7 @@ class VNNGP(Method):
         approximations of the same evidence. For other data from differences of the gradient of the evidence
         (:meth:`profiled`), at most of 1,000 rows.
         """
-        if self.shard is not None or not self.can_solve or not isinstance(self.q, ObservedGaussian):
+        if not (self.rows.is_whole and self.can_solve) or not isinstance(self.q, ObservedGaussian):
             return super().information()
         if self.likelihood.is_gaussian:
             return of_conditionals(self)
@@ -481,10 +481,9 @@ class VNNGP(Method):
         if choose and self._chooses_neighbors:
             choose_neighbors(self)
 
-    @property
-    def has_row_tables(self) -> bool:  # type: ignore[override]
-        """Whether parameters of q have a row per datum."""
-        return self.data_neighbors is None and self.q.has_row_tables
+    def row_tables(self) -> dict[str, Tensor]:
+        """Tables of q with a row per datum, by their names in q; none with inducing points elsewhere."""
+        return self.q.row_tables() if self.data_neighbors is None else {}
 
 
 def _checked_guide(where: str, guide: Any, has_likelihood: bool, at_data: bool) -> Guide:

@@ -99,6 +99,10 @@ class Rows:
         """Values at all rows at hand, from those at the rows of this process."""
         return own
 
+    def with_halo(self, graph: Any) -> Mapping[str, Tensor]:
+        """Values at all rows at hand, by name, where the neighbors decide which rows these are."""
+        return {}
+
     def fetch(self, numbers: Int[Tensor, " S"] | None, tables: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Some rows of tables with a row per datum, by their numbers among the rows of all processes; None is all.
 

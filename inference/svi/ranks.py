@@ -105,7 +105,7 @@ class Ranks:
         """The recorder of the loss, :class:`~pyro_nngp.inference.svi.replay.Replay`; None on several processes."""
         return Replay(*args)
 
-    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
+    def check_shared(self, free: list[Tensor]) -> None:
         """Raise if parameters with a row per datum are to be trained by gradients on several processes.
 
         Raises:
@@ -208,10 +208,8 @@ class ShardedRanks(Ranks):
     def recorder(self, *args: Any) -> None:
         return None
 
-    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
-        if not self.method.has_row_tables:
-            return
-        local = {id(param) for table in tables for param in table.parameters(recurse=False)}
+    def check_shared(self, free: list[Tensor]) -> None:
+        local = set(map(id, self.method.row_tables().values()))
         if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)

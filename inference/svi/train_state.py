@@ -89,7 +89,7 @@ class TrainState:
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(self.seed, self.cuda_devices())
         self.solved = {id(param) for param in cast(Solvable, method).solved_parameters()} if solving else set()
-        self.ranks.check_shared(self.free_parameters(), local_modules(self.modules))
+        self.ranks.check_shared(self.free_parameters())
         self.sparse: set[int] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None

@@ -47,14 +47,14 @@ class Intervals:
         self._shift = math.sqrt(2) * float(torch.erfinv(torch.tensor(probability).double()))
         self._reason, self._scales, self._centers, self._errors, self._trend = "", {}, {}, None, None
         try:
-            found = "no interval on several processes" if method.shard is not None else method.information()
+            found = method.information() if method.rows.is_whole else "no interval on several processes"
         except NotPositiveDefiniteError:
             found = "no interval: the covariance of the data is singular in double precision"
         if isinstance(found, Information):
             self._scales, self._centers, self._errors = found.scales(), found.centers(), found.errors
         else:
             self._reason = found
-        if method.likelihood is not None and method.shard is None:
+        if method.likelihood is not None and method.rows.is_whole:
             self._trend = bound_for_predictions(method).trend
 
     def of(self, part: Any, name: str, value: Tensor) -> Interval:

@@ -121,7 +121,6 @@ class Method(GPModule):
     shard: Any = None
     generative = True  # whether draws of y from the model are from the prior predictive distribution
     _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside the parts' attributes
-    has_row_tables: bool = False  # whether q has parameters with a row per datum
     _outputs_differ = False  # whether outputs have separate scales, and some of a row may be NaN
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
@@ -181,7 +180,7 @@ class Method(GPModule):
     @property
     def num_data(self) -> int:
         """N; on several processes the number of local rows, which come first in x and y."""
-        return len(self.x) if self.shard is None else self.shard.num_own
+        return self.rows.num_data
 
     @property
     def num_latents(self) -> int | None:
@@ -245,8 +244,7 @@ class Method(GPModule):
 
     def _neighbors_changed(self) -> None:
         """Update what depends on the neighbors: on several processes the rows of the halo."""
-        if self.shard is not None:
-            several_processes.fetch_halo(self)
+        several_processes.fetch_halo(self)
 
     @property
     def loo_kind(self) -> str | None:
@@ -257,7 +255,7 @@ class Method(GPModule):
     @property
     def _maps_draws(self) -> bool:
         """Whether several posterior draws go through ``torch.vmap``, with the priors that the model has."""
-        return self.shard is None and can_be_mapped(modules_with_priors(self))
+        return self.rows.is_whole and can_be_mapped(modules_with_priors(self))
 
     @property
     def started_hyperparameters(self) -> list[str]:
@@ -787,6 +785,10 @@ class Method(GPModule):
 
     def _distributed(self, choose: bool) -> None:
         """Start what is kept per datum, after the rows have been distributed."""
+
+    def row_tables(self) -> dict[str, Tensor]:
+        """Tables of q with a row per datum, by their names in q."""
+        return {}
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per local datum.

@@ -36,7 +36,6 @@ class ResponseMethod(Method):
     """
 
     generative = False
-    _chooses_neighbors = True  # whether a number of neighbors that is not given is chosen
     _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
@@ -85,11 +84,11 @@ class ResponseMethod(Method):
 
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
-        first = USUAL_NEIGHBORS if choose and self._chooses_neighbors else self.graph.num_neighbors
+        first = USUAL_NEIGHBORS if choose else self.graph.num_neighbors
         return kind(data, min(first, data.num_rows - 1), self.neighbor_metric())
 
     def _distributed(self, choose: bool) -> None:
-        if choose and self._chooses_neighbors:
+        if choose:
             choose_neighbors(self, most_for_f=MOST_NEIGHBORS)
 
 

@@ -40,9 +40,8 @@ def distribute(method: Any, data: ShardedData, choose: bool) -> None:
 
 def fetch_halo(method: Any) -> None:
     """Fetch the rows of the halo again, after the neighbors have changed."""
-    rows = method.rows
-    for name, local in method.shard.values.items():
-        setattr(method, name, rows.complete(method._modules.get("graph"), local).to(method.x.device))
+    for name, value in method.rows.with_halo(method._modules.get("graph")).items():
+        setattr(method, name, value)
 
 
 def training_state(method: Any) -> dict[str, dict[str, Tensor]]:
@@ -71,7 +70,7 @@ def check_whole(
     cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
 ) -> None:
     """Raise ``TypeError`` for an operation that is not there on several processes."""
-    if method.shard is not None:
+    if not method.rows.is_whole:
         fail(f"{type(method).__name__}.{what}", "method", "with all rows", "one of ShardedData", cure, TypeError)
 
 
@@ -81,8 +80,8 @@ def _has_halo(method: Any) -> bool:
 
 
 def _row_tables(method: Any) -> dict[str, Tensor]:
-    """The parameters of q with a row per datum, by name."""
-    return {f"q.{name}": table for name, table in method.q.row_tables().items()} if method.has_row_tables else {}
+    """Tables of q with a row per datum, by name."""
+    return {f"q.{name}": table for name, table in method.row_tables().items()}
 
 
 __all__ = ["check_whole", "distribute", "fetch_halo", "load_training_state", "training_state"]

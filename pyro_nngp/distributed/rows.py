@@ -53,6 +53,9 @@ class ShardedRows(Rows):
     def complete(self, graph: Any, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         return graph.halo.complete(own) if hasattr(graph, "halo") else own
 
+    def with_halo(self, graph: Any) -> Mapping[str, Tensor]:
+        return {name: self.complete(graph, own).to(self.x.device) for name, own in self.shard.values.items()}
+
     def fetch(self, numbers: Int[Tensor, " S"] | None, tables: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if numbers is None:
             return tables

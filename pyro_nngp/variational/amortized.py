@@ -52,7 +52,7 @@ class AmortizedGaussian(Family):
     response: Tensor
     context: Tensor
     rank: Tensor
-    has_row_tables = batches_sets = False
+    batches_sets = False
     needs_neighborhoods = True
     derived = frozenset({"response", "rank", "context"})
 

@@ -63,7 +63,6 @@ class Family(GPModule):
     """Base of families; a subclass defines :meth:`at_rows`, or everything that follows from it."""
 
     derived = frozenset[str]()  # buffers with a row per point that follow from data and neighbors
-    has_row_tables = True  # whether there is something for each point that is kept
     batches_sets = True  # whether several sets of hyperparameters are taken at once, as batch dimensions
     needs_neighborhoods = False  # whether q at a point depends on the neighbors of its neighbors
     num_context = 0  # further nodes of each point that it depends on
@@ -164,8 +163,8 @@ class Family(GPModule):
         return part._replace(q=self.with_tables(given.rows.fetch(part.numbers, self.row_tables())))
 
     def row_tables(self) -> dict[str, Tensor]:
-        """Tables with a row per point, by name."""
-        undefined(self, "row_tables", "family")
+        """Tables with a row per point, by name; none where a network computes q."""
+        return {}
 
     def with_tables(self, tables: Mapping[str, Tensor]) -> "Family":
         """A copy with the tables of other rows."""
