@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+_LARGEST = 1e150  # larger coordinates have no finite squared distances
 _INNER = ("pyro_nngp", "pyro", "torch", "contextlib")
 _ROWS_TRUSTED: ContextVar[int] = ContextVar("rows_trusted", default=0)
 
@@ -202,6 +203,14 @@ def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for o
         fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), cure)
     check_floating(where, arg, x)
     check_finite(where, arg, x)
+
+
+def check_coordinates(where: str, arg: str, x: Any) -> None:
+    """As :func:`check_inputs`; raise ``ValueError`` also for coordinates whose squared distances may not be finite."""
+    check_inputs(where, arg, x)
+    largest = float(x.detach().abs().max())
+    if largest > _LARGEST:
+        fail(where, arg, f"at most {_LARGEST:g} in size", f"{largest:g}", "Rescale the inputs.")
 
 
 def check_lengthscales(where: str, arg: str, value: Any, num_columns: int) -> None:

@@ -44,7 +44,7 @@ class FarthestPoints {
             distances[next] = -1;
             place(1);
             next = nodes[1].farthest;
-        } while (nodes[1].distance > 0);
+        } while (nodes[1].distance > 0 && count < P);
         return count;
     }
 

@@ -4,6 +4,7 @@ Cost: O(P log P) to build a tree; memory for P D numbers in float64 and as many 
 """
 
 import ctypes
+import math
 
 import numpy as np
 import torch
@@ -106,13 +107,16 @@ def farthest_points(points: Floats, first: int) -> Ints:
 
 
 def _places(arg: str, places: Floats) -> Floats:
-    """Finite coordinates (P, D) with P, D >= 1, row by row."""
+    """Finite coordinates (P, D) with P, D >= 1 and finite squared distances, row by row."""
     if places.ndim != 2 or 0 in places.shape or len(places) > MAX_POINTS:
         fail("nn_search", arg, f"of shape (P, D) with 1 <= P <= {MAX_POINTS}", places.shape, "Give points.")
     places = np.ascontiguousarray(places)
     address("nn_search", arg, places, places.shape, np.float64)
     if not np.isfinite(places).all():
         fail("nn_search", arg, "to be finite", "NaN or infinity", "Drop such points first.")
+    largest = float(np.abs(places).max())
+    if not math.isfinite(4 * largest * largest * places.shape[1]):
+        fail("nn_search", arg, "with finite squared distances", f"{largest:g}", "Rescale them.")
     return places
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, check_int, check_seed, fail
+from pyro_nngp._checks import check_coordinates, check_inputs, check_int, check_seed, fail
 from pyro_nngp.native import search as compiled
 
 Floats = NDArray[np.float64]
@@ -45,10 +45,11 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
         Permutation (N,), int64, on the device of x.
 
     Raises:
-        ValueError, TypeError: if `ordering` is neither a known name nor a permutation.
+        ValueError, TypeError: if x is malformed or beyond 1e150 in size, or `ordering` is neither a known name nor a
+            permutation.
     """
     where = "make_ordering"
-    check_inputs(where, "x", x)
+    check_coordinates(where, "x", x)
     if isinstance(ordering, Tensor):
         size = len(x)
         if ordering.shape != (size,) or ordering.dtype != torch.int64:

@@ -229,6 +229,8 @@ def test_lack_of_memory_is_an_error(function, monkeypatch):
 def test_orders_of_farthest_points_check_what_they_are_given(monkeypatch):
     with pytest.raises(ValueError, match=r"nn_farthest_points: expected first in 0\.\.3, got 4"):
         compiled.farthest_points(RNG.random((4, 2)), 4)
+    with pytest.raises(ValueError, match=r"nn_search: expected points with finite squared distances, got 9"):
+        compiled.farthest_points(1e200 * RNG.random((24, 2)), 0)
     monkeypatch.setattr(native.library(), "nn_farthest_points", lambda *_: -1)
     with pytest.raises(MemoryError, match="no memory for a tree of points"):
         compiled.farthest_points(RNG.random((4, 2)), 0)

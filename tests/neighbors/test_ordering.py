@@ -127,6 +127,8 @@ def test_wrong_orderings(given, message):
 def test_wrong_points():
     with pytest.raises(ValueError, match=r"make_ordering: expected x to be finite, got 1 NaN"):
         make_ordering(torch.tensor([[0.0], [torch.nan]]), "random")
+    with pytest.raises(ValueError, match=r"make_ordering: expected x at most 1e\+150 in size, got 1e\+200"):
+        make_ordering(torch.tensor([[1e200], [1.0]], dtype=F64), "maximin")  # squared distances would not be finite
 
 
 def test_points_in_the_ordering_of_time_have_no_neighbors_from_the_future():

@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import (
     check_choice,
-    check_inputs,
+    check_coordinates,
     check_int,
     check_num_neighbors,
     check_same_kind,
@@ -58,7 +58,6 @@ from pyro_nngp.neighbors.search.on_device import GRID_DIMS, DeviceIndex
 BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
 SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
 _MANY = 64  # queries that a progress bar is made for
-LARGEST = 1e150  # larger coordinates have no finite squared distances
 
 
 def nearest(
@@ -148,7 +147,7 @@ class SearchIndex:
         nprobe: int = 16,
         progress: bool = True,
     ) -> None:
-        _check_places("points", points)
+        check_coordinates("SearchIndex", "points", points)
         check_flags("SearchIndex", progress=progress)
         check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
@@ -170,7 +169,7 @@ class SearchIndex:
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
         """Indices and distances (float64; squared if Euclidean) of the k nearest points; arguments as for `nearest`."""
         size = len(self._tensor)
-        _check_places("queries", queries)
+        check_coordinates("SearchIndex", "queries", queries)
         check_same_kind("nearest", points=self._tensor, queries=queries)
         if queries.shape[1] != self._tensor.shape[1]:
             expectation = f"with {self._tensor.shape[1]} columns, as points have"
@@ -314,13 +313,6 @@ def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
     if sys.platform != "darwin" and find_faiss() is not None:
         return "faiss"
     return "kdtree" if has_tree else "torch"
-
-
-def _check_places(arg: str, places: Tensor) -> None:
-    check_inputs("SearchIndex", arg, places)
-    largest = float(places.detach().abs().max())
-    if largest > LARGEST:
-        fail("SearchIndex", arg, f"at most {LARGEST:g} in size", f"{largest:g}", "Rescale the inputs.")
 
 
 def _check_exclude(exclude: Tensor, num_queries: int, size: int) -> None:
