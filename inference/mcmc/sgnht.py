@@ -86,7 +86,7 @@ class SGNHT(StochasticGradientKernel):
         return {
             "velocity": velocity,
             "position": state["position"] + step_size * velocity,
-            "friction": (state["friction"] + step_size * heat).clamp(max=1 / step_size),
+            "friction": (state["friction"] + step_size * heat).clamp(max=1 / torch.as_tensor(step_size).to(heat)),
         }
 
     def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:

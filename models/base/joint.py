@@ -116,7 +116,7 @@ def joint_moments(
     check_tensor(where, "x_new", x_new)
     if x_new.dim() < 2:
         fail(where, "x_new", "of shape (..., q, D)", tuple(x_new.shape), "Use x_new[None] for a single point.")
-    flat = x_new.reshape(-1, x_new.shape[-1])
+    flat = x_new.flatten(0, -2)
     method._check_new("joint", flat)
     if fantasies is not None:
         check_kind(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_int, check_seed, fail
+from pyro_nngp._checks import check_int, check_seed, check_tensor, fail
 from pyro_nngp.distributed.cells import Cells
 
 USUAL_FOLDS = 10
@@ -98,6 +98,8 @@ def _slabs(values: Float[Tensor, " N"], side: float) -> Float[Tensor, " N"]:
 
 def _numbered(where: str, arg: str, labels: Any, num_rows: int) -> Int[Tensor, " N"]:
     """Numbers 0..G-1 of labels of any kind."""
+    if isinstance(labels, Tensor):
+        check_tensor(where, arg, labels)
     values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     cure = (
         "Rows whose y is missing are not among them." if arg == "groups" else "Pass a number, or the fold of each row."

@@ -136,5 +136,7 @@ class Standardizer:
     def _check(self, method: str, values: Any) -> None:
         where = f"Standardizer.{method}"
         check_tensor(where, "values", values)
+        if values.dtype == torch.bool:
+            fail(where, "values", "to be numbers", values.dtype, "Give columns like those of train.", TypeError)
         if self.loc.dim() and values.shape[-1:] != self.loc.shape:
             fail(where, "values", f"with {len(self.loc)} columns", tuple(values.shape), "Give those of train.")

@@ -153,6 +153,8 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
     kept = {name: by_row[name] for name in BY_ROW if isinstance(by_row.get(name), Tensor)}
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and y.is_floating_point() and y.dim() in (1, 2)):
         return x, y, kept
+    if y.is_meta:
+        return x, y, kept
     missing = y.isnan()
     if x.dim() == 0 or len(x) != len(y) or not bool(missing.any()):
         return x, y, kept

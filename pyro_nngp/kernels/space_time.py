@@ -73,6 +73,7 @@ class Gneiting(Wrapper):
         batch = torch.broadcast_shapes(self.batch_shape_of(values), cov.batch_shape or ())
 
         def block(x: Tensor, z: Tensor) -> Tensor:
+            self.check_columns(x)
             rank = max(x.dim(), z.dim())
             tau, beta, alpha, delta = (
                 radial.broadcast_numbers(values[arg].to(x.dtype), rank)

@@ -64,6 +64,7 @@ def test_folds_of_the_caller():
         ({"folds": [0] * 10}, "two parts or more"),
         ({"folds": [0.0] * 9 + [np.nan]}, "to be known, got 1 NaN"),
         ({"groups": ["a"] * 9 + [None]}, "labels of one kind"),
+        ({"groups": torch.zeros(10, device="meta")}, "groups to have values, got a meta tensor"),
         ({"groups": [0, 1] * 5, "folds": 3}, "number of groups, of which there are 2"),
         ({"groups": [0, 1] * 5, "blocks": 0.3}, "one of folds, blocks, num_blocks and groups, got blocks and groups"),
         ({"groups": [0, 1] * 5, "folds": [0, 1] * 5}, "got folds of each row and groups"),

@@ -116,3 +116,8 @@ def test_wrong_values_are_named(call, message):
 def test_wrong_kinds_are_named(train, message):
     with pytest.raises(TypeError, match=message):
         Standardizer(train)
+
+
+def test_flags_are_not_in_standard_units():
+    with pytest.raises(TypeError, match=r"Standardizer.transform: expected values to be numbers, got torch.bool"):
+        Standardizer(X).transform(X > 0)

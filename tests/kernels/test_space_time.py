@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import normal, tensor
+from builders import normal, tensor, uniform
 from oracles.kernels import space_time
 
 import pyro_nngp as nngp
@@ -40,6 +40,11 @@ def test_neighbors_and_starts_follow_time_and_space() -> None:
         (lambda: Gneiting(RBF(2), 2), ValueError, "Gneiting: expected kern with active_dims without the column 2"),
         (lambda: Gneiting(RBF(1, active_dims=[0]), 0), ValueError, "without the column 0 of time"),
         (lambda: Gneiting(RBF(1, active_dims=[0]), -1), ValueError, "Gneiting: expected time_dim >= 0"),
+        (
+            lambda: Gneiting(RBF(1, active_dims=[0]), 2)(uniform(3), uniform(3)),
+            ValueError,
+            r"inputs with columns \[0, 2\]",
+        ),
         (
             lambda: Gneiting(RBF(1, active_dims=[0]), 1, interaction=1.0),
             ValueError,

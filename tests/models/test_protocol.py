@@ -244,6 +244,7 @@ def test_wrong_rows_are_refused(name, rows, message):
         ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
         ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
         ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
+        ({"y": torch.zeros(N, device="meta")}, TypeError, r"expected y to have values, got a meta tensor"),
         ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y with values, got NaN in all rows"),
         ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),
     ],
@@ -308,6 +309,8 @@ def test_no_points_are_no_single_point():
         gp.joint(None)
     with pytest.raises(ValueError, match=r"joint: expected x_new of shape \(..., q, D\), got \(2,\)"):
         gp.joint(x[0])
+    with pytest.raises(ValueError, match=r"joint: expected x_new of shape \(N, D\) with N, D >= 1, got \(2, 0\)"):
+        gp.joint(x[:2, :0])
 
 
 def test_two_instances_share_no_parameters(name):

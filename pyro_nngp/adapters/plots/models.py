@@ -144,7 +144,7 @@ def plot_dependence(
     check_int(where, "num_rows", num_rows, 1)
     names = list(gp.columns or ())
     number = names.index(column) if isinstance(column, str) and column in names else column
-    if not isinstance(number, int) or not 0 <= number < gp.x.shape[1]:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < gp.x.shape[1]:
         have = names or f"0..{gp.x.shape[1] - 1}"
         fail(where, "column", f"to be one of {have}", repr(column), "Give a column of x.")
     if gp.latent_shape:

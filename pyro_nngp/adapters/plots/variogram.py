@@ -136,7 +136,8 @@ def _numbers(where: str, gp: Any, columns: Sequence[int | str] | None) -> list[i
     if not isinstance(columns, str | int):
         check_sequence(where, "columns", columns, "Give columns of x.")
     listed = [columns] if isinstance(columns, str | int) else list(columns)
-    numbers = [each if isinstance(each, int) else names.index(each) if each in names else -1 for each in listed]
+    listed = [names.index(each) if each in names else each for each in listed]
+    numbers = [each if isinstance(each, int) and not isinstance(each, bool) else -1 for each in listed]
     if not numbers or not all(0 <= each < size for each in numbers):
         have = names or f"0..{size - 1}"
         fail(where, "columns", f"to be among {have}", repr(columns), "Give columns of x.")

@@ -67,7 +67,8 @@ def test_dependence_is_the_average_over_rows_with_its_uncertainty():
 
 
 @pytest.mark.parametrize(
-    ("column", "message"), [(2, r"expected column to be one of 0\.\.1, got 2"), ("east", "got 'east'")]
+    ("column", "message"),
+    [(2, r"expected column to be one of 0\.\.1, got 2"), ("east", "got 'east'"), (True, "got True")],
 )
 def test_unknown_columns_are_refused(column, message):
     x = torch.rand(40, 2)

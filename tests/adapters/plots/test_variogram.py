@@ -97,7 +97,7 @@ def test_distances_in_some_columns_are_of_pairs_near_in_the_others():
     assert rough.lines[1].get_ydata()[1] > 0.9 * (1 - (1 + r) * np.exp(-r))  # the others add to it
 
 
-@pytest.mark.parametrize("columns", [["hour"], [2], [], [-1]])
+@pytest.mark.parametrize("columns", [["hour"], [2], [], [-1], True])
 def test_columns_that_x_does_not_have(columns):
     x = torch.rand(20, 2)
     gp = nngp.Vecchia(x, x[:, 0], Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=5)

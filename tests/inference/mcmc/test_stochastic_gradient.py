@@ -208,6 +208,8 @@ def test_thermostat_takes_the_step_of_its_docstring():
     torch.testing.assert_close(changed["velocity"], velocity)
     torch.testing.assert_close(changed["position"], state["position"] + 0.1 * velocity)
     torch.testing.assert_close(changed["friction"], 3 + 0.1 * (middle**2 / state["inverse_mass"]).mean()[None])
+    still = kernel.update(state, gradient, 0.0, 0.0)  # as a schedule may say at its end
+    assert all(torch.equal(still[name], state[name]) for name in ("position", "velocity", "friction"))
 
 
 def test_cycle_explores_by_plain_gradient_descent():
