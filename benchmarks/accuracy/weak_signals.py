@@ -30,7 +30,7 @@ from pyro_nngp.models import Vecchia
 
 POINTS, ITERATIONS = 250, 60
 GRID = list(itertools.product((1, 2, 5), (0.1, 0.3, 1.0, 3.0), (0.1, 0.3, 1.0, 2.0)))
-FIELDS = ("draw", "dim", "noise", "lengthscale", "below", "fitted", "found", "approximate")
+FIELDS = ("draw", "dim", "noise", "lengthscale", "below", "fitted", "found", "shortest")
 FIELDS += ("warnings", "seconds", "commit")
 
 
@@ -100,30 +100,32 @@ def run(draw):
         gp = Vecchia(x, y)
         fit(gp, progress=False)
     seconds = time.process_time() - start
-    fitted, own = float(log_likelihood(gp).detach()), float(gp.log_prob().detach())
+    fitted = float(log_likelihood(gp).detach())
     ends = [ascended(gp, state) for state in list(states(gp, noise, lengthscale))]
     found, state = max(ends, key=lambda end: end[0])
     gp.load_state_dict(state)
-    gp.refresh_neighbors()
-    gp.solve()
-    approximate = float(gp.log_prob().detach()) - own
+    shortest = float(gp.kernel.lengthscale.detach().min().nan_to_num(0.0)) * POINTS ** (1 / dim)
     texts = " | ".join(str(one.message)[:80] for one in caught)
     row = {"draw": draw, "dim": dim, "noise": noise, "lengthscale": lengthscale, "below": found - fitted}
-    row |= {"fitted": fitted, "found": found, "approximate": approximate}
+    row |= {"fitted": fitted, "found": found, "shortest": shortest}
     return row | {"warnings": texts, "seconds": seconds, "commit": commit()}
 
 
 def table(rows):
     """Shares of draws that end below exact maximum likelihood, by noise."""
+    missed = [row for row in rows if float(row["below"]) > 0.5]
+    spikes = sum(float(row["shortest"]) < 0.1 for row in missed)
     lines = [
-        "Where signals are weak, plain `Vecchia` ends over half a nat below exact maximum likelihood in a fifth of "
-        "the draws. K neighbors rank hyperparameters otherwise than all points do, or training stops where the loss "
-        "falls slowly, or the exact likelihood has a spike at a lengthscale of almost nothing.",
+        "Where signals are weak, plain `Vecchia`, which up to 300 rows is the exact process, ends over half a nat "
+        f"below exact maximum likelihood in {len(missed)} of {len(rows)} draws. In {spikes} of these the likelihood is "
+        "largest at a spike, a lengthscale of almost nothing.",
         "",
         f"`python benchmarks/accuracy/weak_signals.py`, commits {', '.join(sorted({row['commit'] for row in rows}))}, "
-        f"one thread. {POINTS} points; nats of the log likelihood of all of them.",
+        f"one thread. {POINTS} points; nats of the log likelihood of all of them. With K = 32 - 64 neighbors and steps "
+        "that ended earlier (commit 69cfd5c), 20 of the first 96 draws (21 %) were more than .5 nats below, the mean "
+        "was .402, and the median of seconds .60.",
         "",
-        "| noise sd | draws | > .5 nats below | of these by K neighbors | with a warning | > 2 nats | mean | seconds |",
+        "| noise sd | draws | > .5 nats below | of these spikes | with a warning | > 2 nats | mean | seconds |",
         "|---" * 8 + "|",
     ]
     for noise in (*sorted({row["noise"] for row in rows}, key=float), "all"):
@@ -132,7 +134,7 @@ def table(rows):
         missed = [row for row in some if float(row["below"]) > 0.5]
         seconds = sorted(float(row["seconds"]) for row in some)[len(some) // 2]
         cells = [noise, len(some), f"{len(missed) / len(some):.1%}"]
-        cells += [sum(float(row["approximate"]) < 0 for row in missed), sum(bool(row["warnings"]) for row in missed)]
+        cells += [sum(float(row["shortest"]) < 0.1 for row in missed), sum(bool(row["warnings"]) for row in missed)]
         cells += [f"{sum(b > 2 for b in below) / len(some):.1%}", f"{sum(below) / len(some):.3f}", f"{seconds:.2f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"

@@ -110,7 +110,7 @@ def fit(
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points, if `method` does not have it.
         tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth as much per step
-            of "lbfgs".
+            of "lbfgs", which scales both by N / 2,500 where there are fewer points.
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
         validation: a score on held-out data, by which the best state is chosen.
         checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run

@@ -43,6 +43,7 @@ from pyro_nngp.linalg import report_nuggets
 
 _PROBE = 2048  # rows of the loss that decides on convergence
 _ROUND = (50, 200)  # fewest and most steps of Adam per round
+_MANY_ROWS = 2500  # below which L-BFGS has a smaller tolerance: .25 nats in all, of 250 rows, are worth a few steps
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
@@ -92,6 +93,8 @@ class Trainer:
             suits = self.profiling or (num_steps is None and not for_adam and suits_lbfgs(method, solving))
             optimizer = "lbfgs" if suits else "adam"
         self.optimizer = optimizer
+        if optimizer == "lbfgs":
+            self.tolerance *= min(1.0, num_data / _MANY_ROWS)
         if optimizer == "lbfgs" and for_adam:
             cure = 'Leave them out, or choose optimizer="adam".'
             fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)

@@ -309,6 +309,9 @@ class Gaussians:
         """The sum of the information of each row given its neighbors."""
         (var, of_var, of_w), bound, places = self._derivatives, self.places.bound(), self.places
         kernel, noise, total = self._kernel(bound), self._noise(bound), of_var @ of_var.mT / 2
+        if len(places.rows) <= SOME_TOGETHER:
+            dense = self._dense(of_w)
+            return total + ((dense @ self.cov) / var[:, None]).flatten(1) @ dense.flatten(1).mT
         for some in torch.arange(len(var), device=var.device).split(_CHUNK):
             near = places.near[some].clamp(min=0)
             cov = kernel(self._x[near], self._x[near])
@@ -320,17 +323,20 @@ class Gaussians:
     def forms(self) -> list[Float[Tensor, "U U"]]:
         """A C for each hyperparameter, with the total score y' A y less its mean."""
         (var, of_var, of_w), places = self._derivatives, self.places
-        dense = self.cov.new_zeros(1 + len(of_w), len(places.own), len(places.rows))
         w = self.conditionals(places.bound())[:, 1:]
-        real = (places.near >= 0).to(w)
-        index = places.near.clamp(min=0).expand(len(dense), *places.near.shape)
-        dense.scatter_add_(-1, index, torch.cat([-w[None], of_w]) * real)
+        dense = self._dense(torch.cat([-w[None], of_w]))
         dense[0, torch.arange(len(places.own)), places.own] += 1.0  # residuals are linear in y
         forms = []
         for change, moved in zip(of_var, dense[1:], strict=True):
             form = dense[0].mT @ (dense[0] * (change / (2 * var))[:, None] + moved / var[:, None])
             forms.append((form + form.mT) / 2 @ self.cov)
         return forms
+
+    def _dense(self, weights: Float[Tensor, "S B K"]) -> Float[Tensor, "S B U"]:
+        """Numbers that belong to the neighbors of each row, as dense rows."""
+        near, sets = self.places.near, len(weights)
+        dense = weights.new_zeros(sets, len(near), len(self.places.rows))
+        return dense.scatter_add_(-1, near.clamp(min=0).expand(sets, *near.shape), weights * (near >= 0).to(weights))
 
     @property
     def _x(self) -> Float[Tensor, "U D"]:

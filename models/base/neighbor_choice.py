@@ -15,6 +15,8 @@ from pyro_nngp.neighbors.choice_of_k import training
 
 USUAL_NEIGHBORS = 32
 MOST_NEIGHBORS = 128
+MOST_EXACT = 300
+"""Most rows that a response model takes all neighbors of by default: one dense factor costs little more than K = 32."""
 _TABLE = 2**24  # largest table of neighbors for which K is increased
 _CHEAP = 10**7  # largest N K^2 for which K is increased for the sake of f alone
 
@@ -78,6 +80,7 @@ def typical_noise(precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L 1"]:
 
 
 __all__ = [
+    "MOST_EXACT",
     "MOST_NEIGHBORS",
     "USUAL_NEIGHBORS",
     "choose_neighbors",

@@ -27,6 +27,7 @@ from pyro_nngp.coefficients import Trend, normal_trend, posterior_of_coefficient
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS
 from pyro_nngp.models.base.program import latents_first
 from pyro_nngp.models.base.trend import normal_equations
 from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, Rule
@@ -66,8 +67,13 @@ class Posterior:
         return self.graph.num_neighbors
 
     def worthwhile_neighbors(self, rules: Sequence[Rule]) -> int:
-        """K of the graph, doubled while that lowers variances at some rows, given the others, enough for a rule."""
+        """K of the graph, doubled while that lowers variances at some rows, given the others, enough for a rule.
+
+        With all neighbors in the graph it begins at 32.
+        """
         first = self.graph.num_neighbors
+        if first == self.rows.num_rows - 1:  # the exact process, which says nothing of how many are enough
+            first = min(first, USUAL_NEIGHBORS)
         most = min(max(rule.most for rule in rules), self.rows.num_rows - 1)
         if first >= most:
             return first

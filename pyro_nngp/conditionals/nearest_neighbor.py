@@ -39,6 +39,7 @@ from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._checks import check_floating, check_number, check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
+from pyro_nngp.conditionals.complete import complete_conditional
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.low_rank import residual_conditional
 from pyro_nngp.conditionals.mixed_precision import solved_again
@@ -128,8 +129,12 @@ def graph_conditional(
         NotPositiveDefiniteError: as in :func:`nn_conditional`.
     """
     _check_graph(x, points, neighbors, noise)
+    cov = bind(kernel)
+    whole = complete_conditional(cov, x, points, neighbors, noise, DEFAULT_JITTER if jitter is None else jitter)
+    if whole is not None:
+        return whole
     added = None if noise is None else values_at(noise, neighbors)
-    return _conditional(bind(kernel), x, points, neighbors, added, jitter)
+    return _conditional(cov, x, points, neighbors, added, jitter)
 
 
 def _check_graph(x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None) -> None:

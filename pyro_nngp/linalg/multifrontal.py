@@ -15,7 +15,7 @@ with :math:`S_{22}` gathered from the parent. The gradient of :math:`\log|P|` in
 which needs S among the members of each family, and these share a front.
 
 All work is in dense products of fronts, in double precision on a CPU. Cost for K = 20 in two dimensions on one core:
-.07 s to factorize and .07 s for the inverse at 4,000 points, .5 s and .5 s at 16,000, 6 s and 6 s at 100,000, where
+.06 s to factorize and .05 s for the inverse at 4,000 points, .4 s and .3 s at 16,000, 6 s and 5 s at 100,000, where
 the factor has 700 numbers per point. Symbols: N points, k = K + 1 members of a family.
 
 References: Liu (1992), "The multifrontal method for sparse matrix solution: theory and practice", SIAM Review 34;

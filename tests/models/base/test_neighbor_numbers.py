@@ -157,11 +157,14 @@ def test_a_last_doubling_that_does_not_fit_is_no_reason_for_fewer():
     assert gp.prediction_neighbors() == 8  # 12 others bring nothing
 
 
-def test_the_result_names_the_number_of_neighbors():
+def test_few_rows_have_the_exact_process_and_the_result_names_the_number_of_neighbors():
     x, y = smooth(60, 2)
-    result = fit(Vecchia(x, y), progress=False)
-    assert result.num_neighbors == 32
-    assert ", K = 32" in repr(result)
+    gp = Vecchia(x, y)
+    result = fit(gp, progress=False)
+    assert result.num_neighbors == 59
+    assert ", K = 59" in repr(result)
+    assert gp.prediction_neighbors() <= 59
+    assert Vecchia(*smooth(301, 2), Matern52(2)).graph.num_neighbors < 300
 
 
 def test_a_graph_is_resized_in_place():
