@@ -158,7 +158,7 @@ class LMC(Method):
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
-        self.num_functions, self._varies = count, varies
+        self.num_functions = count
         for each in functions:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []

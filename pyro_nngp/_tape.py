@@ -76,7 +76,6 @@ class Tape:
 
     Attributes:
         source: the operations that a replay executes, as Python code.
-        has_draws: whether these include random draws.
 
     Raises:
         ValueError: if the examples are on another device than the CPU, or one run does not determine the operations:
@@ -102,7 +101,6 @@ class Tape:
         if others is not None:
             twins, _ = recorded(where, function, others, **options)
             steps = _with_sizes(where, (steps, examples), (twins, others))
-        self.has_draws = any(step.draws() for step in steps)
         writer = _Writer(steps, examples)
         self.source = writer.write(results)
         exec(self.source, writer.globals)

@@ -21,7 +21,7 @@ from pyro_nngp._kinds import (
 from pyro_nngp.adapters import plots
 from pyro_nngp.adapters.maps import predict_grid
 from pyro_nngp.adapters.sklearn import NNGPRegressor
-from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
+from pyro_nngp.conditionals import nn_conditional, whitened_conditional
 from pyro_nngp.data import Standardizer
 from pyro_nngp.hyperparameters import HyperparameterGuide, lognormal_priors
 from pyro_nngp.inducing import Strauss, kmeans
@@ -118,7 +118,7 @@ def test_distributions_name_a_malformed_shape_of_draws(each):
 X = uniform(12, seed=0)
 WRONG = {  # what is called, and the beginning of its error
     "whitened": (lambda: whitened_conditional(RBF(2), X, [1], 1e-6), "whitened_conditional: expected z to be a torch"),
-    "local": (lambda: local_conditional(RBF(2), None, X), "local_conditional: expected x to be a torch.Tensor"),
+    "targets": (lambda: whitened_conditional(RBF(2), None, X), "whitened_conditional: expected x to be a torch.Tensor"),
     "jitter": (
         lambda: nn_conditional(RBF(2), X, X[:, None], jitter="a"),
         "nn_conditional: expected jitter to be a num",

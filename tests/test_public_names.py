@@ -19,7 +19,7 @@ NAMES = {
         plot_scores plot_variogram
     """,
     "adapters.sklearn": "NNGPClassifier NNGPCountRegressor NNGPRegressor",
-    "conditionals": "graph_conditional local_conditional nn_conditional whitened_conditional",
+    "conditionals": "graph_conditional nn_conditional whitened_conditional",
     "data": """
         auc bathymetry block_split breast_cancer brier coverage crps_gaussian crps_sample Dataset diabetes digits
         error_rate flights gaussian_interval interval_score load lon_lat nll random_split rmse Standardizer terrain

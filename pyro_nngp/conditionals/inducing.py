@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_floating, check_number
 from pyro_nngp.conditionals.general_kernel import variance_left
-from pyro_nngp.kernels import bind
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, half_solve
 
@@ -39,44 +38,10 @@ def whitened_conditional(
     Raises:
         NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorized.
     """
-    _check("whitened_conditional", x, z, jitter)
+    check_floating("whitened_conditional", "x", x)
+    check_floating("whitened_conditional", "z", z)
+    check_number("whitened_conditional", "jitter", jitter)
     cov, points, targets = bind_double(kernel, x.dtype), z.double(), x.double()
     tril = cholesky(cov(points, points), jitter)
     a = half_solve(tril, cov(points, targets)).mT
     return a.to(x), variance_left(cov.diag(targets), a, jitter)[0].to(x), tril.to(x)
-
-
-def local_conditional(
-    kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float = DEFAULT_JITTER
-) -> tuple[Float[Tensor, "... B H"], Float[Tensor, "... B"], Float[Tensor, "... B H H"]]:
-    r"""Weights and variance of f at x given f at H points each, and the factor of their covariance.
-
-    :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional` is quicker where the factor is not needed.
-
-    Args:
-        kernel: as in :func:`whitened_conditional`.
-        x: targets.
-        z: the points that each target is conditioned on.
-        jitter: relative nugget.
-
-    Returns:
-        w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target; batch dimensions of the
-        kernel lead.
-
-    Raises:
-        NotPositiveDefiniteError: if some covariance cannot be factorized even with a nugget of 1e-2.
-
-    Cost: O(B H^3) time, O(B H^2) memory.
-    """
-    _check("local_conditional", x, z, jitter)
-    cov = bind(kernel)
-    tril = cholesky(cov(z, z), jitter, escalate=True)
-    a = half_solve(tril, cov(z, x[:, None]))
-    w = half_solve(tril, a, transposed=True)[..., 0]
-    return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril
-
-
-def _check(where: str, x: Any, z: Any, jitter: Any) -> None:
-    check_floating(where, "x", x)
-    check_floating(where, "z", z)
-    check_number(where, "jitter", jitter)

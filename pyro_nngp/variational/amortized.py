@@ -54,7 +54,6 @@ class AmortizedGaussian(Family):
     rank: Tensor
     batches_sets = False
     needs_neighborhoods = True
-    derived = frozenset({"response", "rank", "context"})
 
     def __init__(self, encoder: nn.Module, given: Given, num_columns: int) -> None:
         super().__init__()

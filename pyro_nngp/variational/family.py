@@ -62,7 +62,6 @@ def points_of(given: Given) -> Float[Tensor, "N D"]:
 class Family(GPModule):
     """Base of families; a subclass defines :meth:`at_rows`, or everything that follows from it."""
 
-    derived = frozenset[str]()  # buffers with a row per point that follow from data and neighbors
     batches_sets = True  # whether several sets of hyperparameters are taken at once, as batch dimensions
     needs_neighborhoods = False  # whether q at a point depends on the neighbors of its neighbors
     num_context = 0  # further nodes of each point that it depends on

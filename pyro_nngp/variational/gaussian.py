@@ -208,8 +208,6 @@ class LocalGaussian(LocalTables, Family):
             for table in self.parameters():
                 table.data = rows.complete(given.graph, table.detach()[: rows.num_data].clone())
 
-    derived = frozenset({"pattern"})
-
     @property
     def needs_neighborhoods(self) -> bool:  # type: ignore[override]
         """With a factor."""

@@ -1,11 +1,11 @@
-"""Conditionals given all inducing values, or some for each target, against dense formulas."""
+"""Conditionals given all inducing values against dense formulas."""
 
 import pytest
 import torch
 from builders import matern
 from oracles.dense import dense_covariance
 
-from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
+from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError, cholesky
 
@@ -51,19 +51,3 @@ def test_coinciding_inducing_points_without_a_nugget_are_an_error(kernel):
     z = torch.zeros(3, 2, dtype=F64)
     with pytest.raises(NotPositiveDefiniteError, match=r"cholesky: input is not positive-definite"):
         whitened_conditional(kernel, torch.ones(1, 2, dtype=F64), z, 0.0)
-
-
-def test_local_conditional_is_the_nearest_neighbor_conditional(kernel):
-    x, z = torch.rand(9, 2, dtype=F64), torch.rand(9, 4, 2, dtype=F64)
-    w, var, tril = local_conditional(kernel, x, z)
-    torch.testing.assert_close((w, var), nn_conditional(kernel, x, z))
-    torch.testing.assert_close((tril @ tril.mT)[3], dense_covariance(kernel, z[3]))
-
-
-def test_local_conditionals_on_coinciding_points_get_a_larger_nugget(kernel):
-    x, z = torch.rand(2, 2, dtype=F64), torch.rand(2, 4, 2, dtype=F64)
-    z[1] = z[1, 0]
-    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite"):
-        w, var, _ = local_conditional(kernel, x, z, 0.0)
-    torch.testing.assert_close((w[:1], var[:1]), nn_conditional(kernel, x[:1], z[:1], jitter=0.0))
-    assert var[1].isfinite()
