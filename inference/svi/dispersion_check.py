@@ -38,7 +38,7 @@ def check_dispersion(method: Any) -> None:
         return
     if any(float(part.smoothness) > _ROUGH for part in method.kernel.modules() if _learns_smoothness(part)):
         return
-    rows, y = some_rows(method.x, _ROWS, 0), method.y.double()
+    rows, y = some_rows(method.x, _ROWS), method.y.double()
     size, gain = best_size(y[rows], y[graph.others(_NEIGHBORS, rows)])
     if gain > _GAIN:
         warn(

@@ -29,12 +29,11 @@ _POINTS, _FACTOR, _LIMIT, _LEAST_CORRELATION = 200, 8, 1.5, 0.01
 
 
 @torch.no_grad()
-def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
+def neighbor_disagreement(method: Any) -> float | None:
     """Root mean square difference of predictive means of f from K and from 8 K neighbors, in standard deviations.
 
     Args:
         method: a method that predicts from the nearest points of a graph.
-        seed: seed of the choice of points.
 
     Returns:
         The difference; None for other methods, for fewer than 2 K + 1 points, and if predictions from 8 K neighbors
@@ -48,7 +47,7 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     few, most = graph.num_neighbors, graph.num_points - 1
     if most < 2 * few:
         return None
-    rows = some_rows(graph.x, _POINTS, seed)
+    rows = some_rows(graph.x, _POINTS)
     places = (graph.x[rows] + graph.x[graph.others(1, rows)[:, 0]]) / 2
     try:
         loc, var = method(places, num_neighbors=few)
@@ -60,12 +59,11 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
 
 
 @torch.no_grad()
-def nearest_correlation(method: Any, seed: int = 0) -> float | None:
+def nearest_correlation(method: Any) -> float | None:
     """Median prior correlation of f at points with f at their nearest other point, or inducing point.
 
     Args:
         method: a method with a kernel, or several, of which the one with the longest reach counts.
-        seed: seed of the choice of points.
 
     Returns:
         The correlation; None for other methods.
@@ -74,10 +72,10 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
         return None
     graph = graph_of(method)
     if graph is not None:
-        rows = some_rows(graph.x, _POINTS, seed)
+        rows = some_rows(graph.x, _POINTS)
         x, others = graph.x[rows], graph.x[graph.others(1, rows)]
     elif offers(method, Induced):
-        x, others = method.x[some_rows(method.x, _POINTS, seed)], method.z
+        x, others = method.x[some_rows(method.x, _POINTS)], method.z
     else:
         return None
     return max(median_correlation(cov, x, others) for cov in method.bound().covariances)
@@ -122,6 +120,6 @@ def check_neighbors(method: Any) -> None:
     )
 
 
-def some_rows(x: torch.Tensor, most: int, seed: int) -> torch.Tensor:
-    """At most `most` rows, drawn at random."""
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:most].to(x.device)
+def some_rows(x: torch.Tensor, most: int) -> torch.Tensor:
+    """At most `most` rows, drawn at random, the same at each call."""
+    return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)

@@ -60,17 +60,16 @@ class MeanDeparture(NamedTuple):
 
 
 @torch.no_grad()
-def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
+def mean_departure(method: Any) -> MeanDeparture | None:
     """Mean residual of Gaussian data from the mean function; None for other methods.
 
     Args:
         method: a method with one kernel.
-        seed: seed of the choice of points.
     """
     if shard_of(method) is not None or not offers(method, Bounded) or not isinstance(method.y, Tensor):
         return None
     has_one_kernel = method.kernel is not None and not isinstance(method.kernel, torch.nn.ModuleList)
-    rows = some_rows(method.y, _POINTS, seed)
+    rows = some_rows(method.y, _POINTS)
     if not has_one_kernel or not method.likelihood.is_gaussian or len(rows) < 2:
         return None
     bound, data = method.bound(), method.rows
@@ -107,7 +106,7 @@ def check_leak(method: Any) -> None:
     """Warn if leave-one-out densities of a trained method depend on variables that know the left-out label."""
     if not offers(method, ReportsLeak):
         return
-    rows = some_rows(method.x, _LABELS, 0)
+    rows = some_rows(method.x, _LABELS)
     leak = method.leak(rows)
     if leak > 0.01 and leak > _LEAK * method.score(rows):
         warn(
@@ -135,7 +134,7 @@ def check_near_duplicates(method: Any) -> None:
     if graph is None:
         return
     count = min(_LABELS, _ENTRIES // graph.num_neighbors**2)
-    copies = duplicate_dependence(method, some_rows(method.x, count, 0)) if count >= _LEAST else None
+    copies = duplicate_dependence(method, some_rows(method.x, count)) if count >= _LEAST else None
     if copies is None or not copies.share > _COPIES:
         return
     if copies.square is None:

@@ -79,7 +79,7 @@ def tails_of(method: Any) -> Tails | None:
     posterior: Any = method.posterior(method.bound())
     if not offers(posterior, ReportsResiduals):
         return None
-    found = posterior.standardized_residuals(some_rows(method.x, count, 0))
+    found = posterior.standardized_residuals(some_rows(method.x, count))
     if found is None:
         return None
     return Tails(gain_of_heavy_tails(found[0]), float(found[1].mean()), float(found[0].abs().max()))

@@ -66,7 +66,7 @@ def kind_of(method: Any) -> str | None:
         return None
     if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(started):
         return None
-    bound, x = method.bound(), method.x[some_rows(method.x, _POINTS, 0)]
+    bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]
     variance, noise = float(bound.covariance.diag(x).mean()), float(bound.likelihood.variance.mean())
     correlation = nearest_correlation(method)
     if variance < _WEAK * noise or (correlation is not None and correlation < _NOISE):

@@ -58,7 +58,7 @@ def check_trend(method: Any) -> None:
         return
     if not isinstance(method.y, Tensor) or method.y.dim() != 1 or method.weights is not None:
         return
-    bound, rows = method.bound(), some_rows(method.y, _POINTS, 0)
+    bound, rows = method.bound(), some_rows(method.y, _POINTS)
     if not (method.likelihood.is_gaussian and isinstance(bound.mean_function, ConstantMean)) or len(rows) < _LEAST:
         return
     x = method.x[rows]

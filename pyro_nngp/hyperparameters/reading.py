@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pyro
 import torch
@@ -58,10 +58,9 @@ def parameter_site(module: Any, attribute: str, name: str | None = None) -> Any:
     return effectful(type="param")(lambda *_, **__: value)(name, constraint=constraint, event_dim=event_dim, name=name)
 
 
-def parameter_sites(owner: PyroModule, part: str, name: str | None = None) -> None:
+def parameter_sites(owner: PyroModule, part: str) -> None:
     """All parameters of a part that is a module of plain torch, as param sites."""
-    name = _make_name(owner._pyro_name, part) if name is None else name
-    module: Any = owner._modules[part]
+    name, module = _make_name(owner._pyro_name, part), cast(Any, owner._modules[part])
     for path, inner in module.named_modules():
         for attribute in inner._parameters:
             parameter_site(inner, attribute, param_with_module_name(name, _make_name(path, attribute)))
