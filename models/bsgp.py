@@ -43,7 +43,7 @@ from pyro_nngp.inducing.layer import SparseLayer, leading_axes, stacked_layers
 from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.kernels import Matern52, bind
 from pyro_nngp.kernels.metric import column_scale
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES, fitc
 from pyro_nngp.models.base import Draw, Method, Posterior, Program, Samples, predictions
 from pyro_nngp.models.base.arguments import check_unshared
@@ -389,7 +389,7 @@ class SampledLayers(Posterior):
 
     def loo_entries(self, others: Any) -> int | None:
         """Entries of the weights of all data; data that are not Gaussian take steps from the last solution."""
-        if len(self.layers) == 1 and not isinstance(self.bound.likelihood, Gaussian):
+        if len(self.layers) == 1 and not self.bound.likelihood.is_gaussian:
             return None
         return self._num_inducing * (self._num_inducing + self.num_draws * self.rows.num_data)
 

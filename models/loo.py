@@ -184,14 +184,14 @@ class LOO(ResponseMethod):
         coded = coded_labels("LOO", likelihood, y, x.dtype)
         by_row = {"offset": offset, "weights": weights, "trials": trials}
         super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        if weights is not None and not isinstance(likelihood, Gaussian):
+        if weights is not None and not self.likelihood.is_gaussian:
             cure = "Use VNNGP for other weighted data."
             fail("LOO", "weights", "None unless noise is Gaussian", type(likelihood).__name__, cure)
         self.divergence, self.coupling, self._family = divergence, coupling, guide
         self._start(solves_coefficients=True)
         k = first_neighbors("LOO", num_neighbors, x)
         self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
-        self.q = None if isinstance(likelihood, Gaussian) else self._build_q()
+        self.q = None if self.likelihood.is_gaussian else self._build_q()
         if num_neighbors is None:
             choose_neighbors(self, most_for_f=MOST_NEIGHBORS if self.q is None else 0)
 

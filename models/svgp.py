@@ -45,7 +45,7 @@ from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
 from pyro_nngp.kernels import Matern52, neighbor_metric
 from pyro_nngp.kernels.base import bind_double
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.likelihoods.convolved import convolved
 from pyro_nngp.linalg import cholesky, half_solve, reverse_cholesky
@@ -238,7 +238,7 @@ class SVGP(Method):
         likelihood, y = rows.likelihood(posterior.bound), rows.targets()
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in posterior.blocks()]))
-        if isinstance(likelihood, Gaussian):
+        if likelihood.is_gaussian:
             target, noise = gaussian_observations(likelihood, y, None, self.x.dtype)
             precision = 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape))
             self.q.assign(posterior.optimum(target, precision))
@@ -437,7 +437,7 @@ class GivenInducing(Posterior):
 
     def loo_entries(self, others: Any) -> int | None:
         """Entries of the weights of a block of data; steps for data that are not Gaussian look at values."""
-        if not isinstance(self.bound.likelihood, Gaussian):
+        if not self.bound.likelihood.is_gaussian:
             return None
         m = len(self.z)
         return m * (m + min(self.rows.num_data, at_once(_BLOCK, m)))

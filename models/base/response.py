@@ -66,11 +66,11 @@ class ResponseMethod(Method):
 
     def _solve_coefficients(self) -> None:
         """Solve for the joint posterior of coefficients of the mean, if they have one, after a change of the rows."""
-        if self._has_posterior and isinstance(self.likelihood, Gaussian) and not self._has_fantasies:
+        if self._has_posterior and self.likelihood.is_gaussian and not self._has_fantasies:
             solve_mean(self)
 
     def _repeat_targets(self, where: str, y: Tensor) -> Tensor:
-        if not isinstance(self.likelihood, Gaussian) or y.shape[0] < 1:
+        if not self.likelihood.is_gaussian or y.shape[0] < 1:
             return super()._repeat_targets(where, y)
         self.latent_shape, self._has_fantasies = (len(y),), True
         self.y = self.y[:, None].expand(-1, len(y))
