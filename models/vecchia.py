@@ -22,7 +22,7 @@ import pyro.distributions as dist
 from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.nn import pyro_method
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.data.tables import Table, from_tables
@@ -43,7 +43,6 @@ from pyro_nngp.models.base.neighbor_choice import (
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
-from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
 
@@ -153,19 +152,6 @@ class Vecchia(ResponseMethod):
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The guide of the hyperparameters; nothing else is latent."""
         Program.guide(self, idx)
-
-    @property
-    def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: the mean is linear in its parameters, which have no prior or a normal one."""
-        return can_solve_mean(self)
-
-    def solve(self) -> None:
-        """Set the coefficients of the mean to their optimum, by :mod:`pyro_nngp.models.base.trend`."""
-        solve_mean(self)
-
-    def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets."""
-        return solved_mean(self)
 
     def posterior(self, bound: Any, draw: Draw | None = None, part: Part | None = None) -> Observed:
         """f given the observations of its neighbors, and with inducing points of all data."""

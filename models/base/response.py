@@ -10,7 +10,7 @@ import pyro
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.distributed import ShardedData
@@ -24,7 +24,7 @@ from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, USUAL_NEIGHBOR
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
-from pyro_nngp.models.base.trend import solve_mean
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
 
@@ -53,6 +53,19 @@ class ResponseMethod(Method):
     def _has_posterior(self) -> bool:
         """Whether the coefficients of the mean have a joint posterior."""
         return getattr(self._modules.get("mean"), "has_posterior", False)
+
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: the mean is linear in its parameters, which have no prior or a normal one."""
+        return can_solve_mean(self)
+
+    def solve(self) -> None:
+        """Set the coefficients of the mean to their optimum, by :mod:`pyro_nngp.models.base.trend`."""
+        solve_mean(self)
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return solved_mean(self)
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         super()._append_rows(x, y, by_row)
