@@ -56,7 +56,7 @@ def methods(dim):
             {"num_neighbors": k, "guide": Amortized(conditional)},
             {"refresh_every": 400},
         )
-        table[f"NPVI-NN, sites, K = {k}"] = NPVI, {"num_neighbors": k, "encoder": SiteEncoder(dim)}, {}
+        table[f"NPVI-NN, sites, K = {k}"] = NPVI, {"num_neighbors": k, "guide": Amortized(SiteEncoder(dim))}, {}
     for m in (200, 1000):
         table[f"SVGP, M = {m}"] = SVGP, {"inducing": m}, {}
     return table
@@ -115,8 +115,8 @@ def prepared(data, name, rows=20_000, seed=0, nugget=1e-5, part=1, lengthscale=0
     train, other = parts[0], parts[part]
     to_x = Standardizer(x[train])
     dim = x.shape[1]
+    torch.manual_seed(seed)  # before the weights of the networks are drawn
     make, settings, how = methods(dim)[name]
-    torch.manual_seed(seed)
     kernel = Matern32(dim, variance=torch.tensor(1.0), lengthscale=torch.full((dim,), lengthscale))
     mean = torch.nn.Linear(dim, 1)
     torch.nn.init.zeros_(mean.weight)
