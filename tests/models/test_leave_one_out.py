@@ -134,6 +134,13 @@ def test_latent_methods_are_close_to_the_exact_process_with_few_neighbors(proble
     assert error.square().mean() < nearest.square().mean()
 
 
+def test_latent_methods_take_64_others_where_k_is_less(problem):
+    x, y = problem[0], problem[1][Bernoulli]
+    gp = VNNGP(x, y, kernel(), Bernoulli(), num_neighbors=5, mean=zero)
+    torch.testing.assert_close(gp.loo(), gp.loo(num_neighbors=64))
+    assert not torch.allclose(gp.loo(), gp.loo(num_neighbors=5), rtol=1e-3)
+
+
 def test_the_state_of_the_guide_does_not_matter(problem):
     x, y = problem[0], problem[1][Bernoulli]
     for method in (VNNGP, SVGP):

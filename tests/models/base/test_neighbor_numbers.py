@@ -11,11 +11,13 @@ import pyro_nngp as nngp
 from pyro_nngp.data import nll
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern12, Matern52
+from pyro_nngp.kernels import Matern12, Matern52, bind
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, NPVI, VNNGP, Vecchia
+from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import NeighborTrial
 from pyro_nngp.variational import MeanField, PseudoObservations, SparseCholesky
+from pyro_nngp.variational.site_neighbors import prediction_range, variance_neighbors
 
 methods = pytest.mark.parametrize("method", [Vecchia, LOO])
 choosing = pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP])
@@ -274,3 +276,17 @@ def test_draws_of_u_are_predicted_from_the_neighbors_of_their_prior():
     for predict in (gp, lambda x, **settings: gp.sample(x, 2, seed=0, **settings)):
         want = predict(new, samples=draws, num_neighbors=4)
         torch.testing.assert_close(predict(new, samples=draws), want, rtol=0, atol=0)
+
+
+def test_predictions_look_for_more_neighbors_only_after_a_solution_for_sites():
+    graph = NeighborGraph(smooth(200, 2)[0], 5)
+    assert prediction_range(graph, is_solved=True) == (64, 199)
+    assert prediction_range(graph, is_solved=False) == (64, 64)
+    assert prediction_range(NeighborGraph(smooth(30, 2)[0], 5), is_solved=True) == (30, 30)
+
+
+def test_variances_take_64_neighbors_where_k_of_them_leave_a_tenth_more():
+    x, noise = smooth(100, 2)[0], torch.ones(100, dtype=torch.float64)
+    smoother, rougher = (bind(Matern52(2, 1.0, scale).double()) for scale in (2.0, 0.01))
+    assert variance_neighbors(smoother, NeighborGraph(x, 5), noise, 1e-6).shape == (100, 64)
+    assert variance_neighbors(rougher, NeighborGraph(x, 5), noise, 1e-6).shape == (100, 5)
