@@ -13,12 +13,16 @@ of their curvature there (:mod:`pyro_nngp.variational.loadings_information`). Th
 precisions of its normal distributions, which take squares of loadings with their posterior variances: with squares of
 the mode alone, factors would shrink to 0 that the data need.
 
+The mode is that of directions and logarithms of the lengths of the columns of A. Of the loadings themselves it would
+lie too near to 0: T loadings share the length r of their column, so that the density of :math:`\log r` has a factor
+:math:`r^T` more than theirs, which cancels the prior's :math:`r^{-T}`. A smooth factor has few independent values and
+does not outweigh the prior (:meth:`FactorLoadings.radial_precision`).
+
 Cost: O(T F) per read. Symbols: T outputs, F factors.
 
 Reference: Bhattacharya, Dunson (2011), "Sparse Bayesian infinite factor models", Biometrika.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,13 +39,14 @@ from pyro_nngp.linalg import cholesky, factor_inverse
 
 _NUGGET = 1e-9  # relative, of the posterior covariance
 _STEPS = 20  # of the fixed point of the shrinkage at given loadings
+_DRAWS = 2000  # of loadings, for quantiles of correlations
 
 
 class Correlations(NamedTuple):
     """Correlations of outputs, (T, T) each; 1 on the diagonal.
 
     Attributes:
-        estimate: at the posterior mode of the loadings.
+        estimate: posterior medians.
         lower, upper: ends of central intervals.
     """
 
@@ -148,32 +153,36 @@ class FactorLoadings(GPModule):
     def correlations(self, probability: float = 0.95) -> Correlations:
         r"""Residual correlations of the outputs, :math:`A A^\top` scaled to a diagonal of ones, with intervals.
 
-        The intervals are normal on the scale of :math:`\mathrm{artanh}`, with the standard error to first order. All
+        They are quantiles over 2,000 draws from the posterior of the loadings, of a generator with a fixed seed. All
         variance of an output that is not in its mean is in the factors.
 
         Args:
             probability: of the intervals.
         """
         mode, tril = self.mode.double(), self.tril.double()
-        count, size = mode.shape
-        length = mode.norm(dim=-1).clamp(min=torch.finfo(mode.dtype).tiny)
-        unit = mode / length[:, None]
-        estimate = unit @ unit.mT
-        slope = (unit - estimate[..., None] * unit[:, None]) / length[:, None, None]  # of a correlation in a_p, (p, q)
-        roots = tril.view(count, size, -1)
-        change = torch.einsum("pqf,pfr->pqr", slope, roots)
-        error = (change + change.transpose(0, 1)).norm(dim=-1)
-        bounded = estimate.clamp(-1 + 1e-9, 1 - 1e-9)
-        error = error / (1 - bounded.square())
-        width = math.sqrt(2) * torch.erfinv(torch.tensor(probability, dtype=mode.dtype)) * error
-        ends = [(bounded.atanh() + sign * width).tanh().fill_diagonal_(1.0) for sign in (-1, 1)]
-        return Correlations(*(part.to(self.mode) for part in (estimate.fill_diagonal_(1.0), *ends)))
+        generator = torch.Generator().manual_seed(0)
+        white = torch.randn(_DRAWS, len(tril), generator=generator, dtype=mode.dtype).to(mode)
+        draws = (mode.flatten() + white @ tril.mT).view(-1, *mode.shape)
+        unit = torch.nn.functional.normalize(draws, dim=-1)
+        levels = torch.tensor([0.5, (1 - probability) / 2, (1 + probability) / 2]).to(mode)
+        rows = [torch.quantile(unit @ row[..., None], levels, dim=0)[..., 0] for row in unit.unbind(1)]
+        return Correlations(*torch.stack(rows, 1).to(self.mode))
 
     def precision(self, mode: Float[Tensor, "T F"]) -> Float[Tensor, "T F"]:
         """Expected precisions of the normal distributions whose mixture the prior is."""
         tau = self.shrinkage_mean.cumprod(0).to(mode)
         unit, square = self.unit.to(mode).square()[:, None], mode.square() + self.variance.to(mode)
         return (self.degrees + 1) * tau / (self.degrees * unit + tau * square)
+
+    def radial_precision(self, mode: Float[Tensor, "T F"]) -> Float[Tensor, "F T T"]:
+        r"""Part of the prior's precision along the loadings of each factor, as far as these are known.
+
+        With weights W of :meth:`precision` and posterior variances s it is :math:`W a a^\top W / (a^\top W a +
+        \sum_p W_p s_p)`. Without it the prior's gradient at the mode a is W a times the share of the variances.
+        """
+        weights = self.precision(mode)
+        drawn, square = weights * mode, weights * (mode.square() + self.variance.to(mode))
+        return torch.einsum("pf,qf->fpq", drawn, drawn / square.sum(0))
 
     def _gamma(self) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
         """Shapes and rates of the posterior of the shrinkage given the mode and the means of the other entries."""

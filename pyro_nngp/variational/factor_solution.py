@@ -12,6 +12,10 @@ are unknown (:mod:`pyro_nngp.variational.loadings_information`), which is positi
 be a step of the EM algorithm, which takes hundreds of rounds where a rotation of the factors is nearly as good. A step
 is shortened until it raises the bound at fixed covariances.
 
+The scale of a factor is found with all loadings on a sphere integrated out, so that its mode is the mode of its
+logarithm: the prior does not shrink the loadings of a factor all together as far as they are known
+(:meth:`~pyro_nngp.loadings.FactorLoadings.radial_precision`).
+
 Cost: per round O((F N)^3) up to 3,000 latent values; then two solutions by conjugate gradients, and every fourth round
 the information. Symbols: N points, T outputs, F factors, P basis functions.
 """
@@ -141,7 +145,7 @@ class FactorSolution:
         in_loc = posterior.transposed(sites.gradient) - posterior.prior_product(self.loc)
         in_theta = self._gradient(sites)
         complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(sites)
+        curvature = torch.block_diag(*complete) - self._missing_information(sites) - self._free_scale()
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
         root = _root(curvature, complete)
@@ -182,7 +186,7 @@ class FactorSolution:
             posterior = self._posterior_at(block, sites)
             missing += information_of_means(block, posterior, self._basis, self.loc)
             by_output[:, p:, :, p:] += information_of_variances(posterior)
-        root = _root(torch.block_diag(*complete) - missing, complete)
+        root = _root(torch.block_diag(*complete) - missing - self._free_scale(), complete)
         return root @ root.mT
 
     def volume_gradient(self, parameters: Sequence[Tensor], read: Callable[[], Any]) -> list[Tensor]:
@@ -196,7 +200,8 @@ class FactorSolution:
         """
         sites = self._sites(self._loading, self._coefficients, self.loc)
         complete = self._complete_information(sites)
-        inverse = factor_inverse(_root(torch.block_diag(*complete) - self._missing_information(sites), complete))
+        curvature = torch.block_diag(*complete) - self._missing_information(sites) - self._free_scale()
+        inverse = factor_inverse(_root(curvature, complete))
         linear = self._loading.mT @ (sites.precision * self._targets(sites))
         blocks, gradient = self._all_blocks(), [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
         some = blocks[:: math.ceil(len(blocks) / _BLOCKS)]
@@ -247,10 +252,18 @@ class FactorSolution:
         gradient = sites.gradient @ self._design()
         gradient[:, self._basis.shape[1] :] -= by_variance
         rest = torch.cat([self._coefficients - self._center, self._loading], -1)
-        return gradient - self._prior_precision() * rest
+        return gradient - self._prior_precision() * rest + (self._free_scale() @ rest.reshape(-1)).view_as(rest)
 
     def _prior_precision(self) -> Float[Tensor, "T PF"]:
         return torch.cat([self._coefficient_precision, self._loadings.precision(self._loading)], -1)
+
+    def _free_scale(self) -> Float[Tensor, "TPF TPF"]:
+        """Part of the prior's precision that would shrink the loadings of a factor all together."""
+        (count, size), width = self._loading.shape, self._loading.shape[1] + self._basis.shape[1]
+        result = self._loading.new_zeros(count, width, count, width)
+        each = torch.arange(width - size, width, device=result.device)
+        result[:, each, :, each] = self._loadings.radial_precision(self._loading)
+        return result.view(count * width, -1)
 
     def _bound(self, theta: Tensor, loc: Tensor) -> float:
         """The bound at fixed covariances, up to a constant."""
@@ -260,7 +273,9 @@ class FactorSolution:
         value = self._likelihood.expected_log_prob(self._y, mean, self._variance(loading))
         value = value if self._likelihood.weights is None else self._likelihood.weights * value
         center = torch.cat([self._center, torch.zeros_like(loading)], -1)
-        prior = (self._prior_precision() * (theta - center).square()).sum()
+        rest = theta - center
+        prior = (self._prior_precision() * rest.square()).sum()
+        prior = prior - rest.reshape(-1) @ self._free_scale() @ rest.reshape(-1)
         return float(value.sum()) - self._latent.divergence(loc) - float(prior) / 2
 
     def _take(self, theta: Tensor, step: Tensor, move: Tensor) -> None:
