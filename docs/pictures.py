@@ -21,6 +21,7 @@ CARDS = {  # panel of the figure of a tutorial: left, top, right and bottom in p
     "reading_diagnostics": (0.255, 0.0, 0.5, 1.0),
     "scikit_learn": (0.392, 0.19, 0.601, 0.78),
     "spatial_counts": (0.51, 0.06, 0.71, 0.86),
+    "species_together": (0.085, 0.03, 0.43, 0.452),
     "ten_million": (0.77, 0.1, 1.0, 1.0),
     "varying_coefficients": (0.075, 0.095, 0.437, 0.85),
     "vnngp_terrain": (0.04, 0.065, 0.238, 0.88),

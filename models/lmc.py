@@ -46,7 +46,7 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
-from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_values, latent_priors
+from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, given_values, latent_priors
 from pyro_nngp.variational.factor_solution import find_intervals, solve_factors
 from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
@@ -239,15 +239,15 @@ class LMC(Method):
         r"""Correlations of the outputs at a site beyond their mean functions, with intervals; of factor loadings.
 
         The intervals are those of the posterior of the loadings with all latent values integrated out
-        (:mod:`pyro_nngp.variational.loadings_information`), with the kernels taken as known. In two simulated sets
-        95 % intervals covered .78 and .87 (``benchmarks/results/factors.md``). They become the guide of the loadings,
-        which until then is a point.
+        (:mod:`pyro_nngp.variational.loadings_information`), with the kernels taken as known. How many correlations they
+        cover in simulated data is in ``benchmarks/results/factors.md``: too few of 40 outputs. The posterior becomes
+        the guide of the loadings, which until then is a point.
 
         Args:
             probability: of the intervals.
 
         Returns:
-            Estimates, lower and upper ends, (T, T) each.
+            Medians, lower and upper ends, (T, T) each.
 
         Raises:
             TypeError: unless `mixing` is a :class:`~pyro_nngp.loadings.FactorLoadings`.
@@ -420,6 +420,47 @@ class LMC(Method):
         total = loading @ cov @ loading.mT
         variance = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
         return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(variance * max(self.jitter, 1e-6)))
+
+    @torch.no_grad()
+    def predict_given(
+        self,
+        x_new: Float[Tensor, "P D"],
+        y_new: Float[Tensor, "P T"],
+        *,
+        num_neighbors: int | None = None,
+        offset: Float[Tensor, "P *T"] | None = None,
+    ) -> dist.Distribution:
+        """Predictive distribution of all outputs at new points where some outputs are known, of batch shape (T, P).
+
+        The known outputs of a point are observations of its latent functions, replaced by Gaussian sites at their
+        variational optimum; with Gaussian noise that is exact. They say nothing of other new points: add rows with
+        :meth:`extend` for that.
+
+        Args:
+            x_new: new points.
+            y_new: known outputs, NaN where an output is to be predicted.
+            num_neighbors: as of :meth:`predict`.
+            offset: as of :meth:`predict`.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, or known outputs outside the support of their likelihood.
+
+        Cost: O(P (T L^2 + L^3)) per round, after the one of :meth:`latent_functions`.
+        """
+        where = "LMC.predict_given"
+        loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
+        check_tensor(where, "y_new", y_new)
+        check_same_kind(where, x_new=x_new, y_new=y_new)
+        if y_new.shape != (len(x_new), self.num_latents):
+            cure = "Pass a column for each output, with NaN for what is to be predicted."
+            fail(where, "y_new", f"of shape ({len(x_new)}, {self.num_latents})", tuple(y_new.shape), cure)
+        added, by_row = self._new_offset("predict_given", x_new, offset), self._new_by_row(x_new, None, None)
+        posterior = self.posterior(self.bound())
+        likelihood = posterior.bound.likelihood.for_rows(**by_row)
+        likelihood.check(y_new.mT)
+        mean, loading = posterior.bound.mean(x_new) + added, posterior.loading(x_new)
+        loc, variance = outputs_of(loading, *given_outputs(likelihood, y_new.mT, mean, loading, loc, cov))
+        return posterior.response(mean + loc, variance, by_row)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs, whitened_sites
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.likelihoods import PerOutput
+from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import cholesky, solve_triangular
+from pyro_nngp.linalg import cholesky, half_solve, solve_triangular
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
@@ -47,6 +47,7 @@ from pyro_nngp.variational.observed import ObservedGaussian
 from pyro_nngp.variational.site_solution import SiteSolution
 
 _LEAST = 1e-3  # curvature of the levels, relative to single outputs: data that say less do not move them far
+GIVEN_ROUNDS, _GIVEN_STEP, _GIVEN_MOVE = 100, 0.5, 1e-4  # of sites at new points; moves in standard deviations
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -313,6 +314,52 @@ def given_values(
     each = parts * len(u) if len(parts) == 1 else parts
     loc = [(w * values[at]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
     return torch.stack(loc), torch.diag_embed(torch.stack([var for _, var in each], -1))
+
+
+def given_outputs(
+    likelihood: Likelihood,
+    y: Float[Tensor, "T P"],
+    mean: Float[Tensor, "#T #P"],
+    loading: Float[Tensor, "#P T L"],
+    loc: Float[Tensor, "L P"],
+    cov: Float[Tensor, "P L L"],
+) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+    """Means and covariances of the latent functions at points, given outputs there; sites by damped rounds.
+
+    Args:
+        likelihood: of the outputs.
+        y: known outputs, NaN where they are not known.
+        mean: mean functions.
+        loading: A.
+        loc: means of the latent functions before.
+        cov: their covariances.
+    """
+    seen, start, prior = ~y.isnan(), loc.mT[..., None], cov
+    if not bool(seen.any()):
+        return loc, cov
+    half = cholesky(prior, 0.0, escalate=True)
+    eye = torch.eye(len(loc)).to(cov)
+    precision = right = torch.zeros_like(y)
+    for _ in range(GIVEN_ROUNDS):
+        fitted, variance = outputs_of(loading, loc, cov)
+        fitted = mean + fitted
+        target, new = gaussian_sites(likelihood, y, fitted, variance)
+        new = new * seen
+        step = 1.0 if likelihood.is_gaussian else _GIVEN_STEP
+        precision = precision + step * (new - precision)
+        right = right + step * (torch.where(seen, new * (target - mean), 0.0) - right)
+        gram = torch.einsum("...ptl,tp,...ptk->plk", loading, precision, loading)
+        inner = cholesky(eye + half.mT @ gram @ half, 0.0)
+        root = half_solve(inner, half.mT)
+        cov = root.mT @ root
+        pull = torch.einsum("...ptl,tp->pl", loading, right)[..., None] - gram @ start
+        before, loc = loc, (start + cov @ pull)[..., 0].mT
+        moved = (loc - before).abs() / prior.diagonal(dim1=1, dim2=2).mT.sqrt()
+        if likelihood.is_gaussian or float(moved.max()) < _GIVEN_MOVE:
+            return loc, cov
+    cure = "Compare with predictions from fewer known outputs."
+    warn(f"LMC.predict_given: means still move by {float(moved.max()):.1g} after {GIVEN_ROUNDS} rounds. {cure}")
+    return loc, cov
 
 
 class CoregionalizedPrior(LatentPrior):

@@ -515,6 +515,47 @@ def test_factors_train_export_save_and_draw_their_loadings(tmp_path):
     assert prior["mixing.weights"].shape[-2:] == (T, 2)
 
 
+def test_known_gaussian_outputs_at_new_points_condition_the_joint_distribution():
+    gp = build()
+    known = torch.tensor([[0.7, torch.nan, -0.4], [torch.nan, 1.2, torch.nan]], dtype=F64)
+    found, joint = gp.predict_given(NEW[:2], known), gp.joint_outputs(NEW[:2])
+    alone = gp.predict(NEW[:2])
+    noise = alone.variance.mT - joint.variance
+    for row in range(2):
+        seen = ~known[row].isnan()
+        cov, cross = joint.covariance_matrix[row] + torch.diag(noise[row]), joint.covariance_matrix[row][:, seen]
+        gain = cross @ torch.linalg.inv(cov[seen][:, seen])
+        want = joint.loc[row] + gain @ (known[row, seen] - joint.loc[row, seen])
+        torch.testing.assert_close(found.mean[:, row], want, rtol=1e-4, atol=1e-4)
+        variance = (joint.covariance_matrix[row] - gain @ cross.mT).diagonal() + noise[row]
+        torch.testing.assert_close(found.variance[:, row], variance, rtol=1e-4, atol=1e-4)
+    nothing = gp.predict_given(NEW[:2], torch.full((2, 3), torch.nan, dtype=F64))
+    torch.testing.assert_close(nothing.mean, alone.mean, rtol=1e-5, atol=1e-5)
+
+
+def test_known_labels_at_a_new_point_are_near_quadrature(monkeypatch):
+    x, y = data(30)
+    gp = LMC(
+        x, (y.nan_to_num() > 0).to(F64), RBF(2, scalar(1.0), scalar(0.5)), Bernoulli(), num_latents=1, num_neighbors=8
+    )
+    gp.solve()
+    known = torch.tensor([[1.0, 0.0, torch.nan]], dtype=F64)
+    with torch.no_grad():
+        (loc, cov), loading, f = gp.latent_functions(NEW[:1]), gp.loading(NEW[:1])[0, :, 0], gp(NEW[:1])[0]
+    levels = f[:, 0] - loading * loc[0, 0]
+    u = loc[0, 0] + cov[0, 0, 0].sqrt() * torch.linspace(-8, 8, 2001, dtype=F64)
+    chance = (levels + loading * u[:, None]).sigmoid()
+    weight = torch.distributions.Normal(loc[0, 0], cov[0, 0, 0].sqrt()).log_prob(u).exp()
+    weight = weight * chance[:, 0] * (1 - chance[:, 1])
+    want = (weight * chance[:, 2]).sum() / weight.sum()
+    assert float(gp.predict_given(NEW[:1], known).mean[2, 0]) == pytest.approx(float(want), abs=0.01)
+    monkeypatch.setattr("pyro_nngp.variational.coregionalized.GIVEN_ROUNDS", 1)
+    with pytest.warns(UserWarning, match=r"LMC.predict_given: means still move by .* after 1 rounds"):
+        gp.predict_given(NEW[:1], known)
+    with pytest.raises(ValueError, match=r"LMC.predict_given: expected y_new of shape \(1, 3\), got \(1, 2\)"):
+        gp.predict_given(NEW[:1], known[:, :2])
+
+
 def test_wrong_factors_are_refused():
     x, y = data()
     with pytest.raises(ValueError, match=r"LMC: expected mixing with 3 outputs, the columns of y, got 4"):
