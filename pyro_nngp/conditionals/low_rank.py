@@ -136,9 +136,9 @@ def residual_conditional(
         return _general(kernel, x, points, near, noise, jitter, features)
     radial = kernel.radial
     columns, candidates = radial.columns(x), radial.columns(points)
-    scale = radial.lengthscale.to(x.dtype).expand(columns.shape[1])
+    scale = radial.lengthscale.to(x).expand(columns.shape[1])
     rest = near, radial.profile, jitter, radial.smoothness
-    problem = Problem(columns, candidates, scale, radial.variance.to(x.dtype), noise, *rest)
+    problem = Problem(columns, candidates, scale, radial.variance.to(x), noise, *rest)
     if not compiled.supported(problem) or is_batchedtensor(x):
         return _general(kernel, x, points, near, noise, jitter, features)
     w, var, failed = _Compiled.apply(*problem, *features)

@@ -57,8 +57,9 @@ def radial_conditional(
         NotPositiveDefiniteError: as in :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional`.
     """
     x, points = kernel.columns(x), kernel.columns(points)
-    lengthscale, variance, dim = kernel.lengthscale.to(x.dtype), kernel.variance.to(x.dtype), x.shape[1]
+    lengthscale, variance, dim = kernel.lengthscale.to(x), kernel.variance.to(x), x.shape[1]
     smoothness, rest = kernel.smoothness, (neighbors, kernel.profile, jitter)
+    smoothness = None if smoothness is None else smoothness.to(x.device)
     given = [value.shape for value in (variance, smoothness) if value is not None]
     given += [lengthscale.shape[:-1], torch.Size() if noise is None else noise.shape[:-2]]
     batch = torch.broadcast_shapes(*given) if any(given) else ()
@@ -74,9 +75,9 @@ def radial_conditional(
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code if it covers the problem."""
-    if problem.smoothness is not None and not compiled.supported(problem):
-        return _general(problem)
     engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
+    if engine is TORCH and problem.smoothness is not None:
+        return _general(problem)
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
         return w, var

@@ -8,19 +8,23 @@ Cost: O(S B K^3) time; memory for one factor per program, or where gradients are
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_nngp import gpu
-from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF
+from pyro_nngp.kernels.matern_table import layout, tables
+from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF
 from pyro_nngp.linalg.nuggets import nugget_flags
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 MAX_NEIGHBORS = 512
+FEWEST_TARGETS = 512
+"""Problems of fewer targets are not worth the seconds in which a kernel is compiled."""
 FACTORS_BYTES = 2**30
-_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
+_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
 
 
 class Tiles(NamedTuple):
@@ -50,8 +54,7 @@ def supported(problem: Problem) -> bool:
         and problem.profile in _KERNELS
         and x.dtype in (torch.float32, torch.float64)
         and problem.points.dtype == x.dtype
-        and num_targets > 0
-        and problem.num_sets > 0
+        and problem.num_sets * num_targets >= FEWEST_TARGETS
         and 0 < num_neighbors <= MAX_NEIGHBORS
         and gpu.enabled()
     )
@@ -70,9 +73,9 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     size, programs = _factor_size(k), _programs(problem)
     keeps = wanted is not None and problem.num_sets * b * size * w.element_size() <= FACTORS_BYTES
     factors = new(size * (problem.num_sets * b if keeps else programs))
-    outputs = w, var, extra, nugget_flags(w.device, w.dtype, k), factors
-    _launch(kernels.conditional, problem, programs, outputs, {"KEEP": keeps})
-    return w, var, None, (extra, factors) if keeps else (extra,)
+    outputs, table = (w, var, extra, nugget_flags(w.device, w.dtype, k), factors), _table(problem)
+    _launch(kernels.conditional, problem, table, programs, outputs, {"keep": int(keeps)})
+    return w, var, None, (extra, table, factors) if keeps else (extra, table)
 
 
 def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_var: Tensor, wanted: Wanted) -> Gradients:
@@ -81,29 +84,31 @@ def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_va
 
     (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
     lead, programs = (*problem.sets, b), _programs(problem)
-    grad_noise, sums = new((*lead, k)), new((*lead, d + 1))
+    grad_noise, sums = new((*lead, k)), new((*lead, d + 2))
     grad_x, grad_z = (new((*lead, d)), new((*lead, k, d))) if wanted.inputs else (None, None)
-    factors = kept[1] if len(kept) > 1 else new(_factor_size(k) * programs)
+    extra, table, *factors = kept
+    keeps = bool(factors)
     unused = sums
     outputs = (
         grad_w.contiguous(),
         grad_var.contiguous(),
-        kept[0],
+        extra,
         grad_noise,
         unused if grad_x is None else grad_x,
         unused if grad_z is None else grad_z,
         sums,
-        factors,
+        factors[0] if keeps else new(_factor_size(k) * programs),
     )
-    flags = {"KEEP": len(kept) > 1, "PULL": wanted.kernel or wanted.inputs, "INPUTS": wanted.inputs}
-    _launch(kernels.gradient, problem, programs, outputs, flags)
+    flags = {"KEEP": keeps, "pull_wanted": int(wanted.kernel or wanted.inputs), "inputs_wanted": int(wanted.inputs)}
+    _launch(kernels.gradient, problem, table, programs, outputs, flags)
     total = sums.sum(-2)
     return Gradients(
-        total[..., :-1] if wanted.kernel else None,
-        total[..., -1] if wanted.kernel else None,
+        total[..., :d] if wanted.kernel else None,
+        total[..., d] if wanted.kernel else None,
         grad_noise if wanted.noise else None,
         grad_x,
         grad_z,
+        total[..., d + 1] if wanted.smoothness else None,
     )
 
 
@@ -131,20 +136,32 @@ def _multiprocessors(device: torch.device) -> int:
 
 def constants(problem: Problem) -> dict[str, Any]:
     """Compile-time constants of the kernels."""
-    k, noise = problem.neighbors.shape[1], problem.noise
+    k = problem.neighbors.shape[1]
     return {
         "D": problem.x.shape[1],
-        "ROWS": _padded(k),
         "KERNEL": _KERNELS[problem.profile],
+        "TABLE": math.prod(layout(problem.x.dtype).shape[1:]),
+        "TERMS": layout(problem.x.dtype).terms,
         "JITTER": problem.jitter,
-        "NOISE": 0 if noise is None else noise.dim() - 1,
         "TINY": torch.finfo(problem.x.dtype).tiny,
         "T": tiles(k).columns,
         "R": tiles(k).rows,
     }
 
 
-def _launch(kernel: Any, problem: Problem, programs: int, tensors: tuple[Tensor, ...], flags: dict[str, bool]) -> None:
+def _table(problem: Problem) -> Tensor:
+    """The table of the smoothness, of each set; any tensor where the profile has none."""
+    return problem.x if problem.smoothness is None else tables(problem.smoothness, problem.x.dtype)
+
+
+def _launch(
+    kernel: Any,
+    problem: Problem,
+    table: Tensor,
+    programs: int,
+    tensors: tuple[Tensor, ...],
+    flags: dict[str, int],
+) -> None:
     (b, k), d, x = problem.neighbors.shape, problem.x.shape[1], problem.x.contiguous()
     options: dict[str, Any] = {"num_warps": tiles(k).warps, "num_stages": 1}  # no loads ahead: scratch is read back
     if tiles(k).registers is not None:
@@ -155,6 +172,7 @@ def _launch(kernel: Any, problem: Problem, programs: int, tensors: tuple[Tensor,
             problem.points.contiguous(),
             (problem.lengthscale * problem.profile.stretch).contiguous(),
             problem.variance.contiguous(),
+            table.contiguous(),
             x if problem.noise is None else problem.noise.contiguous(),
             problem.neighbors.contiguous(),
             *tensors,
@@ -162,6 +180,8 @@ def _launch(kernel: Any, problem: Problem, programs: int, tensors: tuple[Tensor,
             problem.num_sets * b,
             b,
             k,
+            _padded(k),
+            0 if problem.noise is None else problem.noise.dim() - 1,
             **constants(problem),
             **flags,
             **options,

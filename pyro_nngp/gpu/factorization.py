@@ -6,10 +6,39 @@ Algorithm, scratch memory and symbols: see :mod:`pyro_nngp.gpu.kernels`.
 import triton
 import triton.language as tl
 
+FIRST_Q, LAST_Q = tl.constexpr(2.0**-81), tl.constexpr(2.0**20)  # between them tables have cells, others are constant
+
 
 @triton.jit
-def covariance(q, variance, KERNEL: tl.constexpr):
+def place_in_table(q):
+    """Cell of q in a table of :mod:`pyro_nngp.kernels.matern_table`, place in the cell, and one over its width.
+
+    The cell, as the number of its first coefficient, is exponent and first bits of q; the place is its other bits.
+    """
+    known = tl.where(q < FIRST_Q, FIRST_Q, q)
+    known = tl.where(known < LAST_Q, known, LAST_Q)
+    if q.dtype == tl.float64:
+        bits = known.to(tl.int64, bitcast=True)
+        cell = ((bits >> 48) - (942 << 4)) * 8
+        place = ((bits & 0xFFFFFFFFFFFF) | (1023 << 52)).to(tl.float64, bitcast=True) * 16 - 16.5
+        width = ((2050 - (bits >> 52)) << 52).to(tl.float64, bitcast=True)
+    else:
+        bits = known.to(tl.int32, bitcast=True)
+        cell = ((bits >> 18) - (46 << 5)) * 4
+        place = ((bits & 0x3FFFF) | (127 << 23)).to(tl.float32, bitcast=True) * 32 - 32.5
+        width = ((259 - (bits >> 23)) << 23).to(tl.float32, bitcast=True)
+    return cell, place, width
+
+
+@triton.jit
+def covariance(q, variance, table, KERNEL: tl.constexpr, TERMS: tl.constexpr):
     """k(q) for squared distances on inputs divided by the stretch of the profile; NaN stays NaN."""
+    if KERNEL == 4:
+        cell, place, _ = place_in_table(q)
+        value = tl.where(q > 1e30, 0.0, q * 0)
+        for c in tl.static_range(TERMS):
+            value = value * place + tl.load(table + cell + (TERMS - 1 - c))
+        return variance * value
     if KERNEL == 0:
         return variance * tl.exp(-q)
     if KERNEL == 1:
@@ -23,8 +52,16 @@ def covariance(q, variance, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def slope(q, variance, KERNEL: tl.constexpr):
+def slope(q, variance, table, KERNEL: tl.constexpr, TERMS: tl.constexpr):
     """dk/dq."""
+    if KERNEL == 4:
+        cell, place, width = place_in_table(q)
+        value = q * 0
+        change = q * 0
+        for c in tl.static_range(TERMS):
+            change = change * place + value
+            value = value * place + tl.load(table + cell + (TERMS - 1 - c))
+        return variance * change * width
     if KERNEL == 0:
         return -variance * tl.exp(-q)
     if KERNEL == 1:
@@ -38,7 +75,17 @@ def slope(q, variance, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def distances(places, columns, rows, D: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
+def by_smoothness(q, variance, table, TABLE: tl.constexpr, TERMS: tl.constexpr):
+    """dk/dnu, by the second half of a table."""
+    cell, place, _ = place_in_table(q)
+    value = q * 0
+    for c in tl.static_range(TERMS):
+        value = value * place + tl.load(table + TABLE + cell + (TERMS - 1 - c))
+    return variance * value
+
+
+@triton.jit
+def distances(places, columns, rows, D: tl.constexpr, ROWS, T: tl.constexpr, R: tl.constexpr):
     """Squared distances (T, R) between two sets of rows; rows from ROWS on are the target, the origin."""
     q = tl.zeros((T, R), places.dtype.element_ty)
     for d in range(D):
@@ -50,7 +97,7 @@ def distances(places, columns, rows, D: tl.constexpr, ROWS: tl.constexpr, T: tl.
 
 
 @triton.jit
-def gather(x, points, scale, neighbors, places, D: tl.constexpr, K, ROWS: tl.constexpr, R: tl.constexpr):
+def gather(x, points, scale, neighbors, places, D: tl.constexpr, K, ROWS, R: tl.constexpr):
     """Scaled neighbors relative to the target; zero where there is none."""
     for start in range(0, ROWS, R):
         rows = start + tl.arange(0, R)
@@ -71,13 +118,15 @@ def system(
     columns,
     rows,
     variance,
+    table,
     extra,
     D: tl.constexpr,
     K,
-    ROWS: tl.constexpr,
+    ROWS,
     KERNEL: tl.constexpr,
+    TERMS: tl.constexpr,
     JITTER: tl.constexpr,
-    NOISY: tl.constexpr,
+    noisy,
     P: tl.constexpr,
     T: tl.constexpr,
     R: tl.constexpr,
@@ -85,20 +134,18 @@ def system(
     """Tile (T, R) of the matrix; columns < ROWS. Rows and columns without a neighbor equal the identity's."""
     real = tl.load(neighbors + columns, columns < K, -1) >= 0
     beside = (tl.load(neighbors + rows, rows < K, -1) >= 0) | (rows == ROWS)
-    tile = covariance(distances(places, columns, rows, D, ROWS, T, R), variance, KERNEL)
+    tile = covariance(distances(places, columns, rows, D, ROWS, T, R), variance, table, KERNEL, TERMS)
     tile = tl.where(real[:, None] & beside[None, :], tile, 0.0)
     if P > 1:
         right = tl.load(grad_w + columns, real, 0.0)
         tile = tl.where(rows[None, :] == ROWS + 1, right[:, None], tile)
-    added = variance * JITTER + extra
-    if NOISY:
-        added = added + tl.load(noise + columns, real, 0.0)
+    added = variance * JITTER + extra + tl.load(noise + columns, real & noisy, 0.0)
     diagonal = tl.where(real, variance + added, 1.0)
     return tl.where(columns[:, None] == rows[None, :], diagonal[:, None], tile)
 
 
 @triton.jit
-def left_of(tile, factor, columns, rows, stop, height, ROWS: tl.constexpr, T: tl.constexpr):
+def left_of(tile, factor, columns, rows, stop, height, ROWS, T: tl.constexpr):
     """A tile minus the contributions of the panels on its left: the left-looking step."""
     for start in range(0, stop, T):
         across = start + tl.arange(0, T)
@@ -117,13 +164,15 @@ def factorize(
     factor,
     vectors,
     variance,
+    table,
     extra,
     D: tl.constexpr,
     K,
-    ROWS: tl.constexpr,
+    ROWS,
     KERNEL: tl.constexpr,
+    TERMS: tl.constexpr,
     JITTER: tl.constexpr,
-    NOISY: tl.constexpr,
+    noisy,
     P: tl.constexpr,
     KEPT: tl.constexpr,
     T: tl.constexpr,
@@ -136,8 +185,8 @@ def factorize(
         columns = panel + index
         if not KEPT:
             corner = system(
-                neighbors, noise, grad_w, places, columns, columns, variance, extra, D,
-                K, ROWS, KERNEL, JITTER, NOISY, 1, T, T,
+                neighbors, noise, grad_w, places, columns, columns, variance, table, extra, D,
+                K, ROWS, KERNEL, TERMS, JITTER, noisy, 1, T, T,
             )  # fmt: skip
             corner = left_of(corner, factor, columns, columns, panel, ROWS, ROWS, T)
             for c in tl.static_range(T):
@@ -150,12 +199,12 @@ def factorize(
                 tl.store(factor + (panel + c) * ROWS + columns, column)
                 tl.store(vectors + panel + c, inverse)
             tl.debug_barrier()
-        height: tl.constexpr = ROWS + P
+        height = ROWS + P
         for start in range(ROWS if KEPT else panel + T, height, R):
             rows = start + tl.arange(0, R)
             tile = system(
-                neighbors, noise, grad_w, places, columns, rows, variance, extra, D,
-                K, ROWS, KERNEL, JITTER, NOISY, P, T, R,
+                neighbors, noise, grad_w, places, columns, rows, variance, table, extra, D,
+                K, ROWS, KERNEL, TERMS, JITTER, noisy, P, T, R,
             )  # fmt: skip
             tile = left_of(tile, factor, columns, rows, panel, height, ROWS, T)
             for c in tl.static_range(T):
@@ -168,7 +217,7 @@ def factorize(
 
 
 @triton.jit
-def solve_transposed(factor, vectors, right, out, ROWS: tl.constexpr, T: tl.constexpr):
+def solve_transposed(factor, vectors, right, out, ROWS, T: tl.constexpr):
     """out <- L^-T right, both of K' values; `right` is a row of `factor`."""
     index = tl.arange(0, T)
     for panel in range(ROWS - T, -1, -T):
@@ -189,7 +238,7 @@ def solve_transposed(factor, vectors, right, out, ROWS: tl.constexpr, T: tl.cons
 
 
 @triton.jit
-def variance_left(factor, variance, JITTER: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr):
+def variance_left(factor, variance, JITTER: tl.constexpr, TINY: tl.constexpr, ROWS, T: tl.constexpr):
     """v before its floor, and the floor."""
     squares = tl.zeros((T,), factor.dtype.element_ty)
     for start in range(0, ROWS, T):

@@ -23,19 +23,30 @@ hyperparameters, D dimensions, P right-hand sides, q squared scaled distances.
 import triton
 import triton.language as tl
 
-from pyro_nngp.gpu.factorization import distances, factorize, gather, slope, solve_transposed, variance_left
+from pyro_nngp.gpu.factorization import (
+    by_smoothness,
+    distances,
+    factorize,
+    gather,
+    slope,
+    solve_transposed,
+    variance_left,
+)
 
-# Nothing is compiled again for other sizes of a batch, nor for inputs that begin elsewhere in memory.
+# Nothing is compiled again for other sizes of a batch, nor for inputs that begin elsewhere in memory; for other K, only
+# where the tiles differ. K' is a multiple of 16, which the compiler uses.
 SIZES = ["total", "B", "K"]
-INPUTS = ["x", "points", "scale", "variances", "noise", "neighbors"]
+FLAGS = ["noise_kind", "keep", "pull_wanted", "inputs_wanted"]  # numbers, since the interpreter takes no truth values
+INPUTS = ["x", "points", "scale", "variances", "tables", "noise", "neighbors"]
 
 
-@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INPUTS)
+@triton.jit(do_not_specialize=[*SIZES, *FLAGS], do_not_specialize_on_alignment=INPUTS)
 def conditional(
     x,  # (B, D)
     points,  # (N, D)
     scale,  # (S, D), lengthscales times the stretch of the profile
     variances,  # (S,)
+    tables,  # (S, 2, cells, C), of the smoothness, or anything
     noise,  # (B, K) or (S, B, K), or anything
     neighbors,  # (B, K), -1 for none
     weights,  # (S, B, K), written
@@ -47,12 +58,14 @@ def conditional(
     total,  # S B
     B,
     K,
+    ROWS,  # K'
+    noise_kind,  # 0 none, 1 of all sets, 2 of each set
+    keep,  # whether the factor of each target is kept for the backward pass
     D: tl.constexpr,
-    ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
+    TABLE: tl.constexpr,  # cells C
+    TERMS: tl.constexpr,  # C
     JITTER: tl.constexpr,
-    NOISE: tl.constexpr,  # 0 none, 1 of all sets, 2 of each set
-    KEEP: tl.constexpr,  # whether the factor of each target is kept for the backward pass
     TINY: tl.constexpr,
     T: tl.constexpr,
     R: tl.constexpr,
@@ -61,21 +74,21 @@ def conditional(
     program = tl.program_id(0).to(tl.int64)
     places = scratch + program * (2 * D + 3) * ROWS
     vectors = places + 2 * D * ROWS
+    noisy = noise_kind > 0
     unit = program
     while unit < total:
         target, group = unit % B, unit // B
-        near, target_noise = neighbors + target * K, noise + (unit if NOISE == 2 else target) * K
-        factor = factors + (unit if KEEP else program) * (ROWS + 3) * ROWS
+        near, target_noise = neighbors + target * K, noise + tl.where(noise_kind == 2, unit, target) * K
+        factor = factors + tl.where(keep > 0, unit, program) * (ROWS + 3) * ROWS
         inverse = factor + (ROWS + 2) * ROWS
         gather(x + target * D, points, scale + group * D, near, places, D, K, ROWS, R)
-        variance = tl.load(variances + group)
+        variance, table = tl.load(variances + group), tables + group * 2 * TABLE
         size = tl.zeros((T,), factor.dtype.element_ty)  # the diagonal, whose mean the nuggets are relative to
         for start in range(0, ROWS, T):
             rows = start + tl.arange(0, T)
             real = tl.load(near + rows, rows < K, -1) >= 0
             diagonal = variance + tl.where(real, variance * JITTER, 0.0)
-            if NOISE > 0:
-                diagonal += tl.load(target_noise + rows, real, 0.0)
+            diagonal += tl.load(target_noise + rows, real & noisy, 0.0)
             size += tl.where(rows < K, diagonal, 0.0)
         mean = tl.sum(size, 0) / K
         step = mean * 0
@@ -84,8 +97,8 @@ def conditional(
         trying = 1
         while trying > 0:
             bad = factorize(
-                near, target_noise, weights, places, factor, inverse, variance, extra, D,
-                K, ROWS, KERNEL, JITTER, NOISE > 0, 1, False, T, R,
+                near, target_noise, weights, places, factor, inverse, variance, table, extra, D,
+                K, ROWS, KERNEL, TERMS, JITTER, noisy, 1, False, T, R,
             )  # fmt: skip
             level += bad
             trying = tl.where(level < 6, bad, 0)
@@ -107,34 +120,37 @@ def conditional(
         unit += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=[*INPUTS, "grad_w", "grad_v"])
+@triton.jit(do_not_specialize=[*SIZES, *FLAGS], do_not_specialize_on_alignment=[*INPUTS, "grad_w", "grad_v"])
 def gradient(
     x,
     points,
     scale,
     variances,
+    tables,
     noise,
     neighbors,
     grad_w,  # (S, B, K)
     grad_v,  # (S, B)
     extras,
     grad_noise,  # (S, B, K), written
-    grad_x,  # (S, B, D), written if INPUTS
-    grad_z,  # (S, B, K, D), written if INPUTS
-    sums,  # (S, B, D + 1), written: of the logarithms of lengthscales and variance
+    grad_x,  # (S, B, D), written if wanted
+    grad_z,  # (S, B, K, D), written if wanted
+    sums,  # (S, B, D + 2), written: of the logarithms of lengthscales and variance, and of the smoothness
     factors,
     scratch,
     total,
     B,
     K,
+    ROWS,
+    noise_kind,
+    pull_wanted,  # whether gradients of kernel or inputs are wanted
+    inputs_wanted,  # whether those of inputs are
     D: tl.constexpr,
-    ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
+    TABLE: tl.constexpr,
+    TERMS: tl.constexpr,
     JITTER: tl.constexpr,
-    NOISE: tl.constexpr,
     KEEP: tl.constexpr,
-    PULL: tl.constexpr,  # whether gradients of kernel or inputs are wanted
-    INPUTS: tl.constexpr,
     TINY: tl.constexpr,
     T: tl.constexpr,
     R: tl.constexpr,
@@ -146,17 +162,19 @@ def gradient(
     w = pull + D * ROWS
     a = w + ROWS
     far = a + ROWS
+    noisy = noise_kind > 0
     unit = program
     while unit < total:
         target, group = unit % B, unit // B
-        near, target_noise = neighbors + target * K, noise + (unit if NOISE == 2 else target) * K
+        near, target_noise = neighbors + target * K, noise + tl.where(noise_kind == 2, unit, target) * K
         factor = factors + (unit if KEEP else program) * (ROWS + 3) * ROWS
         inverse = factor + (ROWS + 2) * ROWS
         gather(x + target * D, points, scale + group * D, near, places, D, K, ROWS, R)
-        variance, extra = tl.load(variances + group), tl.load(extras + unit)
+        variance, table = tl.load(variances + group), tables + group * 2 * TABLE
+        extra = tl.load(extras + unit)
         factorize(
-            near, target_noise, grad_w + unit * K, places, factor, inverse, variance, extra, D,
-            K, ROWS, KERNEL, JITTER, NOISE > 0, 2, KEEP, T, R,
+            near, target_noise, grad_w + unit * K, places, factor, inverse, variance, table, extra, D,
+            K, ROWS, KERNEL, TERMS, JITTER, noisy, 2, KEEP, T, R,
         )  # fmt: skip
         solve_transposed(factor, inverse, factor + ROWS * ROWS, w, ROWS, T)
         solve_transposed(factor, inverse, factor + (ROWS + 1) * ROWS, a, ROWS, T)
@@ -169,12 +187,12 @@ def gradient(
             change = (bar * weight - tl.load(a + rows)) * weight
             tl.store(grad_noise + unit * K + rows, change, rows < K)
             added = tl.zeros((T,), change.dtype) + extra
-            if NOISE > 0:
-                real = tl.load(near + rows, rows < K, -1) >= 0
-                added += tl.load(target_noise + rows, real, 0.0)
+            real = tl.load(near + rows, rows < K, -1) >= 0
+            added += tl.load(target_noise + rows, real & noisy, 0.0)
             log_variance -= tl.sum(change * added, 0)
-        if PULL:
-            tl.store(sums + unit * (D + 1) + D, log_variance)
+        if pull_wanted > 0:
+            tl.store(sums + unit * (D + 2) + D, log_variance)
+            smoothness = log_variance * 0
             for start in range(0, ROWS, R):
                 rows = start + tl.arange(0, R)
                 inside = rows < ROWS
@@ -184,7 +202,10 @@ def gradient(
                 for d in range(D):
                     s = tl.load(places + d * ROWS + rows, inside, 0.0)
                     q += s * s
-                tug = -2 * (here_left + bar * here) * slope(q, variance, KERNEL)
+                tug = -2 * (here_left + bar * here) * slope(q, variance, table, KERNEL, TERMS)
+                if KERNEL == 4:
+                    rate = by_smoothness(q, variance, table, TABLE, TERMS)
+                    smoothness -= tl.sum((here_left + bar * here) * rate, 0)
                 tl.store(far + rows, tug, inside)
                 for d in range(D):
                     s = tl.load(places + d * ROWS + rows, inside, 0.0)
@@ -194,8 +215,12 @@ def gradient(
                     columns = panel + tl.arange(0, T)
                     there = tl.load(w + columns)
                     there_left = bar * there - tl.load(a + columns)
-                    force = slope(distances(places, columns, rows, D, ROWS, T, R), variance, KERNEL)
-                    force *= 2 * (there_left[:, None] * here[None, :] + there[:, None] * here_left[None, :])
+                    between = distances(places, columns, rows, D, ROWS, T, R)
+                    pairs = there_left[:, None] * here[None, :] + there[:, None] * here_left[None, :]
+                    if KERNEL == 4:
+                        rates = by_smoothness(between, variance, table, TABLE, TERMS)
+                        smoothness += 0.5 * tl.sum(tl.sum(pairs * rates, 0), 0)
+                    force = 2 * pairs * slope(between, variance, table, KERNEL, TERMS)
                     for d in range(D):
                         s = tl.load(places + d * ROWS + rows, inside, 0.0)
                         r = tl.load(places + d * ROWS + columns)
@@ -203,6 +228,7 @@ def gradient(
                         moved += tl.sum(force * (s[None, :] - r[:, None]), 0)
                         tl.store(pull + d * ROWS + rows, moved, inside)
                     tl.debug_barrier()
+            tl.store(sums + unit * (D + 2) + D + 1, smoothness)
             for d in range(D):
                 inward, outward = tl.zeros((T,), bar.dtype), tl.zeros((T,), bar.dtype)
                 length = tl.load(scale + group * D + d)
@@ -212,10 +238,10 @@ def gradient(
                     moved = tl.load(pull + d * ROWS + rows)
                     inward -= moved * s
                     outward -= tl.load(far + rows) * s
-                    if INPUTS:
+                    if inputs_wanted > 0:
                         tl.store(grad_z + (unit * K + rows) * D + d, moved / length, rows < K)
-                tl.store(sums + unit * (D + 1) + d, tl.sum(inward, 0))
-                if INPUTS:
+                tl.store(sums + unit * (D + 2) + d, tl.sum(inward, 0))
+                if inputs_wanted > 0:
                     tl.store(grad_x + unit * D + d, tl.sum(outward, 0) / length)
         tl.debug_barrier()
         unit += tl.num_programs(0)

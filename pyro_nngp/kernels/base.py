@@ -346,7 +346,7 @@ class Kernel(GPModule):
     def _variances(self, x: Tensor, variance: Tensor) -> Tensor:
         """One variance, or a batch (*S,) of them, at all rows of x: (*S, ..., n)."""
         shape = self._columns(x).shape[:-1]
-        return broadcast_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
+        return broadcast_numbers(variance.to(x), len(shape)).expand(*variance.shape, *shape)
 
     def _column_pair(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The active columns of both inputs: one object if the inputs are one object."""

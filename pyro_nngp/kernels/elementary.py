@@ -40,7 +40,7 @@ class Constant(Kernel):
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
             shape = (*torch.broadcast_shapes(x.shape[:-2], z.shape[:-2]), x.shape[-2], z.shape[-2])
-            return broadcast_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
+            return broadcast_numbers(variance.to(x), len(shape)).expand(*variance.shape, *shape)
 
         return Covariance(block, lambda x: self._variances(x, variance), None, variance.shape)
 
@@ -66,10 +66,10 @@ class Linear(Kernel):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
-            return (broadcast_numbers(variance.to(x.dtype), max(x.dim(), z.dim())) * x) @ z.mT
+            return (broadcast_numbers(variance.to(x), max(x.dim(), z.dim())) * x) @ z.mT
 
         def diag(x: Tensor) -> Tensor:
-            return broadcast_numbers(variance.to(x.dtype), x.dim() - 1) * self._columns(x).square().sum(-1)
+            return broadcast_numbers(variance.to(x), x.dim() - 1) * self._columns(x).square().sum(-1)
 
         return Covariance(block, diag, None, variance.shape)
 
@@ -104,14 +104,14 @@ class Cosine(Kernel):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            period = broadcast_columns(values["period"].to(x.dtype), rank)
+            period = broadcast_columns(values["period"].to(x), rank)
 
             def wind(x: Tensor) -> Tensor:
                 angle = 2 * math.pi * (x / period).expand(*x.shape[:-1], self.input_dim).sum(-1, keepdim=True)
                 return torch.cat([angle.cos(), angle.sin()], -1)
 
             x, z = map_centered(wind, *self._column_pair(x, z))
-            return broadcast_numbers(values["variance"].to(x.dtype), rank) * (x @ z.mT)
+            return broadcast_numbers(values["variance"].to(x), rank) * (x @ z.mT)
 
         return Covariance(block, lambda x: self._variances(x, values["variance"].expand(batch)), None, batch)
 
@@ -148,12 +148,12 @@ class ArcCosine(Kernel):
         values = self.read_all()
 
         def diag(x: Tensor) -> Tensor:
-            weight, bias = (broadcast_numbers(values[arg].to(x.dtype), x.dim() - 1) for arg in ("variance", "bias"))
+            weight, bias = (broadcast_numbers(values[arg].to(x), x.dim() - 1) for arg in ("variance", "bias"))
             return bias + weight * self._columns(x).square().sum(-1)
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            weight, bias = (broadcast_numbers(values[arg].to(x.dtype), rank) for arg in ("variance", "bias"))
+            weight, bias = (broadcast_numbers(values[arg].to(x), rank) for arg in ("variance", "bias"))
             norms = (diag(x)[..., :, None] * diag(z)[..., None, :]).sqrt()
             left, right = self._column_pair(x, z)
             cos = ((bias + weight * (left @ right.mT)) / norms).clamp(-1, 1)

@@ -74,13 +74,13 @@ def coefficients(nu: Float[Tensor, "*S"], dtype: torch.dtype) -> Float[Tensor, "
 @torch.no_grad()
 def tables(nu: Float[Tensor, "*S"], dtype: torch.dtype) -> Float[Tensor, "*S 2 cells C"]:
     """Correlations and derivatives as :func:`coefficients` gives them, without gradients; the latest are cached."""
-    each = [_table(float(one), dtype) for one in nu.detach().reshape(-1)]
+    each = [_table(one, dtype, nu.device) for one in nu.detach().reshape(-1).tolist()]
     return each[0] if not nu.dim() else torch.stack(each).reshape(*nu.shape, *each[0].shape)
 
 
 @functools.lru_cache(maxsize=8)
-def _table(nu: float, dtype: torch.dtype) -> Tensor:
-    return coefficients(torch.tensor(nu, dtype=torch.float64), dtype)
+def _table(nu: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return coefficients(torch.tensor(nu, dtype=torch.float64, device="cpu"), dtype).to(device)
 
 
 def correlation(q: Float[Tensor, "..."], nu: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -117,7 +117,7 @@ class _Correlation(torch.autograd.Function):
 
 def _evaluate(q: Tensor, nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Correlations and their slopes by q and nu, by operations that can be differentiated."""
-    q, cells = q.expand(torch.broadcast_shapes(q.shape, nu.shape)), layout(q.dtype).cells
+    q, nu, cells = q.expand(torch.broadcast_shapes(q.shape, nu.shape)), nu.to(q.device), layout(q.dtype).cells
     table = coefficients(nu.reshape(-1), q.dtype) if torch.is_grad_enabled() else tables(nu.reshape(-1), q.dtype)
     mantissa, exponent = torch.frexp(q.detach().nan_to_num().clamp(2.0 ** (LEAST - 1), 2.0**MOST))  # in [1/2, 1)
     cell = ((2 * mantissa - 1) * cells).floor()

@@ -51,12 +51,12 @@ class Radial(NamedTuple):
 
     def scaled_squares(self, x: Tensor, z: Tensor) -> Tensor:
         """Squared distances (*S, ..., n, m) in units of ``profile.stretch`` lengthscales."""
-        scale, left = self.lengthscale.to(x.dtype) * self.profile.stretch, self.columns(x)
+        scale, left = self.lengthscale.to(x) * self.profile.stretch, self.columns(x)
         return block(left, left if z is x else self.columns(z), scale, x.new_ones(()), SQUARED_DISTANCE)
 
     def covariance_at(self, q: Tensor, rank: int) -> Tensor:
         """The covariance at squared distances q of points of `rank` dimensions, by plain autograd."""
-        variance = broadcast_numbers(self.variance.to(q.dtype), rank)
+        variance = broadcast_numbers(self.variance.to(q), rank)
         q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
         return self.profile.function(q, variance)[0]
 
@@ -80,13 +80,11 @@ def block(
     rank = max(x.dim(), z.dim())
     if profile.correlation is not None:
         q = block(x, z, lengthscale, x.new_ones(()), SQUARED_DISTANCE)
-        return broadcast_numbers(variance.to(x.dtype), rank) * profile.correlation(
+        return broadcast_numbers(variance.to(x), rank) * profile.correlation(
             q, broadcast_numbers(cast(Tensor, smoothness), rank)
         )
-    scale = broadcast_columns(lengthscale.to(x.dtype), rank) * profile.stretch
-    return scaled_block(
-        *map_centered(lambda y: y / scale, x, z), broadcast_numbers(variance.to(x.dtype), rank), profile
-    )
+    scale = broadcast_columns(lengthscale.to(x), rank) * profile.stretch
+    return scaled_block(*map_centered(lambda y: y / scale, x, z), broadcast_numbers(variance.to(x), rank), profile)
 
 
 def broadcast_numbers(value: Tensor, rank: int) -> Tensor:

@@ -76,7 +76,7 @@ class Gneiting(Wrapper):
             self.check_columns(x)
             rank = max(x.dim(), z.dim())
             tau, beta, alpha, delta = (
-                radial.broadcast_numbers(values[arg].to(x.dtype), rank)
+                radial.broadcast_numbers(values[arg].to(x), rank)
                 for arg in ("timescale", "interaction", "exponent", "decay")
             )
             u = (x[..., self.time_dim, None] - z[..., None, :, self.time_dim]) / tau

@@ -179,9 +179,9 @@ class RationalQuadratic(Stationary):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            alpha = radial.broadcast_numbers(values["scale_mixture"].to(x.dtype), rank)
-            scale = radial.broadcast_columns(lengthscale.to(x.dtype), rank) * (2 * alpha).sqrt()
-            variance = radial.broadcast_numbers(values["variance"].to(x.dtype), rank)
+            alpha = radial.broadcast_numbers(values["scale_mixture"].to(x), rank)
+            scale = radial.broadcast_columns(lengthscale.to(x), rank) * (2 * alpha).sqrt()
+            variance = radial.broadcast_numbers(values["variance"].to(x), rank)
             x, z = radial.map_centered(lambda y: y / scale, *self._column_pair(x, z))
             q = radial.scaled_block(x, z, x.new_ones(()), radial.SQUARED_DISTANCE)
             return variance * torch.exp(-alpha * torch.log1p(q))
@@ -219,14 +219,14 @@ class Periodic(Stationary):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            period = radial.broadcast_columns(values["period"].to(x.dtype), rank)
-            scale = radial.broadcast_columns(lengthscale.to(x.dtype), rank) * self.profile.stretch
+            period = radial.broadcast_columns(values["period"].to(x), rank)
+            scale = radial.broadcast_columns(lengthscale.to(x), rank) * self.profile.stretch
 
             def wind(x: Tensor) -> Tensor:
                 angle = 2 * math.pi * x / period
                 return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
 
-            variance = radial.broadcast_numbers(values["variance"].to(x.dtype), rank)
+            variance = radial.broadcast_numbers(values["variance"].to(x), rank)
             return radial.scaled_block(*radial.map_centered(wind, *self._column_pair(x, z)), variance, self.profile)
 
         return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))

@@ -50,13 +50,14 @@ class OnCuda(torch.Tensor):
 
 def test_what_the_kernels_cover(monkeypatch):
     monkeypatch.setattr(on_gpu.gpu, "enabled", lambda: True)
-    x, scale, rows = torch.zeros(3, 2), torch.ones(2), torch.zeros(3, 2, dtype=torch.int64)
+    count = on_gpu.FEWEST_TARGETS
+    x, scale, rows = torch.zeros(count, 2), torch.ones(2), torch.zeros(count, 2, dtype=torch.int64)
     problem = Problem(x.as_subclass(OnCuda), x, scale, scale[0], None, rows, RBF, 1e-6)
     assert on_gpu.supported(problem)
-    wide = torch.zeros(3, on_gpu.MAX_NEIGHBORS + 1, dtype=torch.int64)
+    wide = torch.zeros(count, on_gpu.MAX_NEIGHBORS + 1, dtype=torch.int64)
     others = {"x": x, "profile": SQUARED_DISTANCE, "points": x.double(), "neighbors": wide}
     others_too = [problem._replace(**{name: value}) for name, value in others.items()]
-    others_too += [problem._replace(neighbors=rows[:0]), problem._replace(neighbors=rows[:, :0])]
+    others_too += [problem._replace(neighbors=rows[1:]), problem._replace(neighbors=rows[:, :0])]
     assert not any(on_gpu.supported(other) for other in others_too)
     monkeypatch.setattr(on_gpu.gpu, "enabled", lambda: False)
     assert not on_gpu.supported(problem)
