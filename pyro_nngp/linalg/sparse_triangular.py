@@ -4,7 +4,8 @@ Row i of A holds the weights of the neighbors of point i. In an order in which e
 is lower triangular, so that a solve is one substitution: point by point in compiled code, or in torch operations on one
 dependency level at a time (:mod:`pyro_nngp.linalg.level_scheduling`).
 Without compiled code, systems of up to 500 points are solved as dense triangles, which is quicker than many short
-steps. The gradient of a solve is a solve with the transpose,
+steps. Of tensors on a GPU, systems of up to a million points are solved on the CPU: two copies take less time than a
+launch or more for each level. The gradient of a solve is a solve with the transpose,
 
 .. math:: (I - A) u = r: \qquad \bar r = (I - A)^{-\top} \bar u, \qquad \bar w_{ik} = \bar r_i\, u_{n(i)_k} .
 
@@ -29,6 +30,8 @@ from pyro_nngp.native import triangular as compiled
 
 DENSE_UP_TO = 500
 """Points up to which one dense triangular solve is quicker than a step for each level."""
+ON_CPU_UP_TO = 1_000_000
+"""Points up to which the CPU solves systems of a GPU."""
 
 
 def solve_triangular(
@@ -62,6 +65,10 @@ class _Solve(torch.autograd.Function):
     def forward(
         w: Tensor, right: Tensor, neighbors: Tensor, levels: list[Tensor], transposed: bool, dense_up_to: int
     ) -> Tensor:
+        if w.device.type != "cpu" and len(neighbors) <= ON_CPU_UP_TO:
+            w, right, neighbors, home = w.cpu(), right.cpu(), neighbors.cpu(), w.device
+            levels = [level.cpu() for level in levels]
+            return _Solve.forward(w, right, neighbors, levels, transposed, dense_up_to).to(home)
         if compiled.supported(w, right):
             return _compiled(w, neighbors, right, levels, transposed)
         w = w.masked_fill(neighbors < 0, 0.0)
@@ -123,7 +130,7 @@ def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], 
 
 
 class SparseTriangle:
-    """Many solves with one I - A on a CPU: rows in level order, so that weights are read one after the other.
+    """Many solves with one I - A, on the CPU: rows in level order, so that weights are read one after the other.
 
     Without compiled code SciPy's SuperLU solves: in level order, I - A is a factor already.
 
@@ -137,9 +144,9 @@ class SparseTriangle:
     """
 
     def __init__(self, w: Float[Tensor, "N K"], neighbors: Int[Tensor, "N K"], levels: list[Int[Tensor, " _"]]) -> None:
-        self.order = torch.cat(levels)
+        w, neighbors, self.order = w.cpu(), neighbors.cpu(), torch.cat(levels).cpu()
         self._place = self.order.argsort()
-        near, rows = neighbors[self.order], torch.arange(len(w))
+        near, rows = neighbors[self.order], torch.arange(len(w), device="cpu")
         self._w, self._near = w[self.order], torch.where(near < 0, -1, self._place[near])
         self._rows = rows
         if not compiled.supported(w, w):
@@ -152,10 +159,10 @@ class SparseTriangle:
 
     def solve(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
         """Solve (I - A) u = right, or (I - A)' u = right; without gradients."""
-        return self.solve_ordered(right[..., self.order], transposed)[..., self._place]
+        return self.solve_ordered(right.cpu()[..., self.order], transposed)[..., self._place].to(right.device)
 
     def solve_ordered(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
-        """Solve for right-hand sides and results in level order (:attr:`order`), which saves two reorderings."""
+        """Solve on the CPU, with everything in level order (:attr:`order`), which saves two reorderings."""
         rows = right.reshape(-1, right.shape[-1])
         if hasattr(self, "_factor"):
             solution = torch.from_numpy(self._factor.solve(rows.numpy().T, "T" if transposed else "N")).mT

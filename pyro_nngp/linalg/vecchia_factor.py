@@ -39,7 +39,7 @@ from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.linalg.sparse_rows import SparseRows
-from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular
+from pyro_nngp.linalg.sparse_triangular import ON_CPU_UP_TO, SparseTriangle, solve_triangular
 
 _DENSE_FASTER = 100  # a sparse matrix product takes this many times as long per flop as a dense one
 
@@ -115,15 +115,16 @@ class VecchiaFactor:
         return (VecchiaFactor(w, var, self.neighbors, self.levels) for w, var in zip(*every, strict=True))
 
     def prepared(self) -> "VecchiaFactor":
-        """This factor for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
+        """This factor for iterative solvers: detached, in double precision, and with the triangle prepared.
 
         Without gradients a solve with the triangle is then one pass over its rows in their order of dependency, by
-        compiled code or SciPy's SuperLU. Preparing it pays from about five solves on.
+        compiled code or SciPy's SuperLU, on the CPU unless there are more than a million rows on a GPU. Preparing it
+        pays from about five solves on.
         """
         if self._triangle is not None:
             return self
         prepared = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
-        if self.w.device.type == "cpu" and not self.batch_shape:
+        if not self.batch_shape and (self.w.device.type == "cpu" or len(self) <= ON_CPU_UP_TO):
             prepared._triangle = SparseTriangle(prepared.w, prepared.neighbors, prepared.levels)
         return prepared
 
@@ -248,10 +249,11 @@ class VecchiaFactor:
         Returns:
             z, of the shape of `right`.
         """
+        home = right.device
         if self._triangle is not None:
             order, substitute = self._triangle.order, self._triangle.solve_ordered
-            right, precision, root = right[..., order], precision[..., order], self.var[order].sqrt()
-            start = None if start is None else start[..., order]
+            right, precision, root = (part.cpu()[..., order] for part in (right, precision, self.var.sqrt()))
+            start, size = None if start is None else start.cpu()[..., order], None if size is None else size.cpu()
         else:
             order, substitute, root = None, self._substitute, self.var.sqrt()
 
@@ -261,7 +263,7 @@ class VecchiaFactor:
         diagonal = 1 + root.square() * precision
         z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
         if order is not None:
-            z = torch.empty_like(z).index_copy_(-1, order, z)
+            z = torch.empty_like(z).index_copy_(-1, order, z).to(home)
         if not worst <= tolerance:
             warn_of_residual("VecchiaFactor.solve", worst, max_iterations)
         return z

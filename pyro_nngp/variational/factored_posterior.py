@@ -28,13 +28,13 @@ _MOST_MEMBERS = 5_000_000  # of all families: an order for more takes longer tha
 
 
 def elimination_of(graph: NeighborGraph) -> Elimination | None:
-    """The order of elimination for the posterior precision; None for a factor too large, several processes, or a GPU.
+    """The order of elimination for the posterior precision; None for a factor too large, or several processes.
 
     Args:
         graph: the points and their neighbors.
     """
     families = families_of(graph.neighbors.long())
-    if isinstance(graph, ShardedGraph) or graph.x.device.type != "cpu" or families.numel() > _MOST_MEMBERS:
+    if isinstance(graph, ShardedGraph) or families.numel() > _MOST_MEMBERS:
         return None
     return nested_dissection(graph.x, [families], MOST_OPERATIONS)
 

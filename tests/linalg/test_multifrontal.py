@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from builders import F64, normal, uniform
+from oracles.pretended_device import DEVICE, pretended_device
 
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
@@ -41,6 +42,18 @@ def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_col
     variances, products = factor.moments
     torch.testing.assert_close(variances, inverse.diagonal(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(products, (dense_root @ inverse).gather(-1, families), rtol=1e-9, atol=1e-11)
+
+
+def test_a_factor_of_tensors_on_a_device_gives_results_there():
+    plan, root, diagonal, _, _, _ = system(2, 16, n=60)
+    here, right = MultifrontalFactor(plan, [root], diagonal), normal(2, 60)
+    with pretended_device():
+        there = MultifrontalFactor(plan, [root.to(DEVICE)], diagonal.to(DEVICE))
+        found = [there.solve(right.to(DEVICE)), *there.moments, *there.covariances([0])]
+        assert all(each.device == DEVICE for each in found)
+        want = [here.solve(right), *here.moments, *here.covariances([0])]
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(found, want, strict=True))
+    assert there.log_det == here.log_det
 
 
 def test_products_are_half_the_gradient_of_the_log_determinant():

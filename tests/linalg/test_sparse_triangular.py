@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from oracles.pretended_device import DEVICE, pretended_device
 
-from pyro_nngp.linalg import solve_triangular
+from pyro_nngp.linalg import solve_triangular, sparse_triangular
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
@@ -88,6 +89,23 @@ def test_the_prepared_triangle_solves_the_same(neighbors, batch, transposed, nat
     w, right = torch.randn(N, K, dtype=F64).masked_fill(neighbors < 0, 0.0), torch.randn(*batch, N, dtype=F64)
     found = SparseTriangle(w, neighbors, dependency_levels(neighbors)).solve(right, transposed)
     torch.testing.assert_close(found, solve_triangular(w, neighbors, right, transposed=transposed))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_systems_on_a_device_are_solved_on_the_cpu(neighbors, transposed, monkeypatch):
+    w, right = torch.randn(N, K, dtype=F64).masked_fill(neighbors < 0, 0.0), torch.randn(N, dtype=F64)
+    want, levels = solve_triangular(w, neighbors, right, transposed=transposed), dependency_levels(neighbors)
+    monkeypatch.setattr(sparse_triangular, "_by_levels", None)  # not a launch for each level
+    with pretended_device():
+        there = [value.to(DEVICE) for value in (w, neighbors, right)]
+        moved = [level.to(DEVICE) for level in levels]
+        found = [
+            solve_triangular(*there, moved, transposed=transposed, dense_up_to=0),
+            SparseTriangle(*there[:2], moved).solve(there[2], transposed),
+        ]
+        assert all(each.device == DEVICE for each in found)
+        for each in found:
+            torch.testing.assert_close(each.cpu(), want)
 
 
 def test_what_stands_at_a_missing_neighbor_does_not_count(neighbors):
