@@ -409,7 +409,7 @@ def _draws_first(program: Program, value: Float[Tensor, "... B"]) -> Tensor:
 
 def _fixed_noise(shape: tuple[int, ...], seed: int, like: Tensor) -> Float[Tensor, "_ S N H"]:
     """Standard normal noise of the hidden layers at rows of the data."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=like.dtype).to(like)
 
 
 def _warn_unless_standardized(x: Tensor) -> None:

@@ -281,8 +281,9 @@ class VNNGP(Method):
         """
         if self.data_neighbors is None or idx is None or self.num_inducing <= len(idx):
             return idx, self._batch(idx, None)
-        drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
-        rows = drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+        drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator, device="cpu")
+        drawn = drawn.unique()  # O(|I|), whatever M
+        rows = drawn[torch.randperm(len(drawn), generator=generator, device="cpu")[: len(idx)]].to(idx.device)
         return idx, self._batch(idx, rows)
 
     def _of_all(self) -> AbstractContextManager:

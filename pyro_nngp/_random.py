@@ -79,6 +79,11 @@ def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
         yield
 
 
+def shuffled(count: int, seed: int, device: torch.device | str = "cpu") -> Int[Tensor, " count"]:
+    """Numbers below `count`, in an order that depends on the seed and not on the device, nor on torch's default."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)
+
+
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -93,8 +98,8 @@ def normal_by_row(rows: Int[Tensor, " n"], count: int, seed: int) -> Float[Tenso
         count: S, numbers for each row.
         seed: of the draws.
     """
-    start = _mixed(torch.tensor([seed]) * _signed(_STEP))
-    each = _mixed(start + torch.arange(1, count + 1) * _signed(_STEP)).to(rows.device)
+    start = _mixed(torch.tensor([seed], device=rows.device) * _signed(_STEP))
+    each = _mixed(start + torch.arange(1, count + 1, device=rows.device) * _signed(_STEP))
     bits = _mixed(each[:, None] + (rows + 1) * _signed(_STEP))
     return torch.special.ndtri((_shifted(bits, 11).double() + 0.5) * 2.0**-53)
 

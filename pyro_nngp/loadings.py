@@ -161,7 +161,7 @@ class FactorLoadings(GPModule):
         """
         mode, tril = self.mode.double(), self.tril.double()
         generator = torch.Generator().manual_seed(0)
-        white = torch.randn(_DRAWS, len(tril), generator=generator, dtype=mode.dtype).to(mode)
+        white = torch.randn(_DRAWS, len(tril), generator=generator, device="cpu", dtype=mode.dtype).to(mode)
         draws = (mode.flatten() + white @ tril.mT).view(-1, *mode.shape)
         unit = torch.nn.functional.normalize(draws, dim=-1)
         levels = torch.tensor([0.5, (1 - probability) / 2, (1 + probability) / 2]).to(mode)

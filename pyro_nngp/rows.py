@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._random import shuffled
 from pyro_nngp.bound import Bound
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable
@@ -179,7 +180,7 @@ class Rows:
             places[rows] = torch.arange(len(rows), device=rows.device)
             near = graph.neighbors[rows]
             return Part(self, torch.where(near < 0, -1, places[near]), None, rows)
-        rows = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(0))[:count].to(self.x.device)
+        rows = shuffled(self.num_rows, 0, self.x.device)[:count]
         k = min(graph.num_neighbors, len(rows) - 1)
         first = NeighborGraph(self.x[rows], k, "given", metric=metric, progress=False)
         return Part(self, first.neighbors, None, rows)

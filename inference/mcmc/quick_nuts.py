@@ -137,7 +137,7 @@ class RecordedPotential:
             self._check(start, self.tape(*start))
             generator = torch.Generator().manual_seed(0)
             for _ in range(2):
-                near = [z + 0.1 * torch.randn(z.shape, generator=generator).to(z) for z in start]
+                near = [z + 0.1 * torch.randn(z.shape, generator=generator, device="cpu").to(z) for z in start]
                 self._check(near, self.evaluate(near))
         except (ValueError, RuntimeError) as error:
             self.tape = None

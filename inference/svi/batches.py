@@ -38,7 +38,7 @@ class Minibatches:
             return None
         if self._position + self.size > self.num_data:
             self._epoch, self._position = self.generator.get_state(), 0
-            self._order = torch.randperm(self.num_data, generator=self.generator)
+            self._order = torch.randperm(self.num_data, generator=self.generator, device="cpu")
         self._order = self._order.to(device)
         batch = self._order[self._position : self._position + self.size]
         self._position += self.size
@@ -52,7 +52,7 @@ class Minibatches:
         """Continue from a state."""
         self._epoch, self._position = state["epoch"], state["position"]
         self.generator.set_state(self._epoch)
-        self._order = torch.randperm(self.num_data, generator=self.generator)
+        self._order = torch.randperm(self.num_data, generator=self.generator, device="cpu")
         self.generator.set_state(state["now"])
 
 
@@ -75,7 +75,7 @@ class Subsample:
         self.num_data = num_data
         self.size = None if size is None or size >= num_data else size
         self.generator = _generator(seed)
-        self._order = torch.randperm(num_data, generator=self.generator)
+        self._order = torch.randperm(num_data, generator=self.generator, device="cpu")
         largest = num_data if self.size is None else self.size
         self.sizes = [largest]
         while start is not None and self.sizes[0] >= 2 * start:
@@ -175,5 +175,5 @@ def local_numbers(shard: Any, rows: Tensor) -> Tensor:
 def _generator(seed: int) -> torch.Generator:
     """A generator that differs from the one of a random ordering with this seed."""
     generator = torch.Generator().manual_seed(seed)
-    torch.randint(2, (1,), generator=generator)
+    torch.randint(2, (1,), generator=generator, device="cpu")
     return generator

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import warn
+from pyro_nngp._random import shuffled
 from pyro_nngp.inference.protocols import Bounded, Checked, Induced, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.result import ConvergenceWarning
 from pyro_nngp.kernels import Covariance
@@ -122,4 +123,4 @@ def check_neighbors(method: Any) -> None:
 
 def some_rows(x: torch.Tensor, most: int) -> torch.Tensor:
     """At most `most` rows, drawn at random, the same at each call."""
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
+    return shuffled(len(x), 0, x.device)[:most]

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail, warn
+from pyro_nngp._random import shuffled
 from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
@@ -138,7 +139,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.best_parameters: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
         self.objective = math.inf
-        scored = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        scored = shuffled(num_data, seed)[:_PROBE]
         self.store = None if checkpoint is None else self.ranks.store(checkpoint.path)
         self.num_scored, self.scored_rows = len(scored), self.ranks.local_rows(scored.to(self.state.device))
         self.metric_parameters = neighbor_parameters(method)

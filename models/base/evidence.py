@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from pyro_nngp._indexing import values_at
+from pyro_nngp._random import shuffled
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.linalg import in_blocks
 
@@ -47,7 +48,7 @@ def nearest_predecessors(
 
     Cost: O(B N), where a graph of all rows takes a search for each of them.
     """
-    rank = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    rank = shuffled(len(x), seed, x.device)
     spread = kernel.diag(x).sqrt()
 
     def block(part: slice) -> tuple[Tensor]:

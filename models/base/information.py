@@ -46,6 +46,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from torch.distributions import transform_to
 
+from pyro_nngp._random import shuffled
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.coefficients import posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
@@ -116,7 +117,7 @@ def free_parameters(method: Any) -> list[Free]:
 def of_conditionals(method: Any) -> Information:
     """Inverse information of conditional densities given preceding neighbors."""
     count = min(method.num_data, SOME_ROWS)
-    rows = torch.randperm(method.num_data, generator=torch.Generator().manual_seed(0))[:count].to(method.x.device)
+    rows = shuffled(method.num_data, 0, method.x.device)[:count]
     places = Places.of(method, rows)
     bread = sum(times * one.fisher() for one, times in _each_noise(method, places))
     cov = _inverse(bread * (method.num_data / count))
@@ -250,7 +251,7 @@ class Places:
         n = method.num_data
         if n <= SOME_TOGETHER:
             return cls.of(method, method.rows.every)
-        center = torch.randint(n, (1,), generator=torch.Generator().manual_seed(0)).to(method.x.device)
+        center = torch.randint(n, (1,), generator=torch.Generator().manual_seed(0), device="cpu").to(method.x.device)
         return cls.of(method, method.graph.query(method.x[center], SOME_TOGETHER)[0])
 
     def values(self, entry: int, step: float) -> dict[tuple[PyroModule, str], Tensor]:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_int, check_seed, check_tensor, fail
+from pyro_nngp._random import shuffled
 from pyro_nngp.distributed.cells import Cells
 
 USUAL_FOLDS = 10
@@ -56,7 +57,7 @@ def assign_folds(
             fail(where, "num_blocks", f"<= {len(x)}, the number of rows", num_blocks, "Take fewer blocks.")
         parts = Cells(x.cpu(), num_blocks)(x.cpu()).unique(return_inverse=True)[1]
     else:
-        parts = torch.arange(len(x))
+        parts = torch.arange(len(x), device="cpu")
     count = int(parts.max()) + 1
     if folds is not None and folds > count:
         what = f"{names[0] if names else 'rows'}, of which there are {count}"
@@ -67,7 +68,7 @@ def assign_folds(
 def _dealt(parts: Int[Tensor, " N"], folds: int, seed: int) -> Int[Tensor, " N"]:
     """Parts dealt to folds, the largest first and others in random order, each to the fold with the fewest rows."""
     sizes = parts.bincount()
-    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(sizes), seed)
     order = order[sizes[order].argsort(descending=True, stable=True)]
     if int(sizes.max()) == 1:
         return (order.argsort() % folds)[parts]

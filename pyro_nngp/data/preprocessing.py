@@ -23,6 +23,7 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
+from pyro_nngp._random import shuffled
 
 
 def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tuple[Int[Tensor, " _"], ...]:
@@ -51,7 +52,7 @@ def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tupl
     if bool((shares <= 0).any()) or abs(float(shares.sum()) - 1) > 1e-6:
         fail("random_split", "fractions", "to be positive with sum 1", tuple(fractions), "Rescale them.")
     ends = (shares.cumsum(0) * num_points).round().long().tolist()
-    order = torch.randperm(num_points, generator=torch.Generator().manual_seed(seed))
+    order = shuffled(num_points, seed)
     parts = torch.tensor_split(order, ends[:-1])
     if any(len(part) == 0 for part in parts):
         sizes = tuple(len(part) for part in parts)
@@ -82,7 +83,7 @@ def block_split(x: Float[Tensor, "N D"], cell_size: float, fraction: float, seed
         fail("block_split", "fraction", "in (0, 1)", fraction, "Use 0.2 to hold out a fifth of the points.")
     corner = x.min(dim=0).values
     _, cell, count = torch.unique(((x - corner) / cell_size).floor(), dim=0, return_inverse=True, return_counts=True)
-    order = torch.randperm(len(count), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    order = shuffled(len(count), seed, x.device)
     before = count[order].cumsum(0) - count[order]
     held_out = torch.zeros_like(count, dtype=torch.bool)
     held_out[order[before < fraction * len(x)]] = True

@@ -171,4 +171,4 @@ class ShardedData(ShardedPoints):
 def _permutation(size: int, seed: int) -> Tensor:
     """Permutation by ``torch.randperm`` with a seed, in 32 bits where they suffice."""
     dtype = torch.int32 if size < 2**31 else torch.int64
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=dtype)

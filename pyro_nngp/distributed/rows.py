@@ -18,6 +18,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_nngp._checks import check_num_neighbors
+from pyro_nngp._random import shuffled
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Near
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph
@@ -103,7 +104,7 @@ class ShardedRows(Rows):
         if isinstance(graph, NeighborGraph):
             part = self.at_numbers(graph, data.numbers_at(count), ordered=True)
         else:
-            rows = torch.randperm(data.num_rows, generator=torch.Generator().manual_seed(0))[:count]
+            rows = shuffled(data.num_rows, 0)[:count]
             part = self.at_numbers(graph, data.numbers_of(rows), ordered=True, metric=metric)
         return part._replace(graph=part.graph.neighbors, places=part.rows.every)
 

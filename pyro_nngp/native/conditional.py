@@ -118,7 +118,7 @@ def forward(
     """
     b, k, d, _ = _sizes(problem)
     lead = (*problem.sets, b)
-    w, var, failed = problem.x.new_empty(*lead, k), problem.x.new_empty(lead), torch.empty(lead, dtype=torch.bool)
+    w, var, failed = problem.x.new_empty(*lead, k), problem.x.new_empty(lead), problem.x.new_empty(lead, dtype=torch.bool)
     by_smoothness = wanted is not None and wanted.smoothness
     p = d + by_smoothness
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
@@ -152,7 +152,7 @@ def backward(
     sets = problem.sets
     kernel, noise, inputs, smoothness = wanted
     smoothness = smoothness and kernel
-    sums = torch.empty(*sets, -(-b // width), d + smoothness + 1, dtype=torch.float64) if kernel else None
+    sums = new(*sets, -(-b // width), d + smoothness + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     left = None if explained is None else new(b, k)
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)

@@ -37,7 +37,7 @@ def draw(concentration: Tensor, tilt: Tensor, num_draws: int, seed: int) -> Tens
     """
     where, shape = "polya_gamma", (tilt.numel(),)
     b, c = contiguous(where, "concentration", concentration), contiguous(where, "tilt", tilt)
-    draws = torch.empty(num_draws, *shape, dtype=torch.float64)
+    draws = torch.empty(num_draws, *shape, dtype=torch.float64, device="cpu")
     call = PolyaGammaDraws(
         num_entries=shape[0],
         num_draws=num_draws,

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_nngp._checks import check_coordinates, check_inputs, check_int, check_seed, fail
+from pyro_nngp._random import shuffled
 from pyro_nngp.native import search as compiled
 
 Floats = NDArray[np.float64]
@@ -75,7 +76,7 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
 def random_ordering(x: Float[Tensor, "N D"], seed: int = 0) -> Int[Tensor, " N"]:
     """A uniformly random permutation, the same on every device, without touching the global random state."""
     check_seed("random_ordering", seed)
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    return shuffled(len(x), seed, x.device)
 
 
 def given_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:

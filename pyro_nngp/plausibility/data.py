@@ -143,7 +143,8 @@ def warn_of_copies(where: str, x: Float[Tensor, "N D"], y: Float[Tensor, "N *T"]
     if len(y) < _ENOUGH:
         return
     columns = [*x.detach().unbind(-1), *y.detach().reshape(len(y), -1).unbind(-1)]
-    factors = torch.rand(len(columns), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.rand(len(columns), dtype=torch.float64, generator=generator, device="cpu").tolist()
     marks = sum(column.double() * factor for column, factor in zip(columns, factors, strict=True))
     marks = torch.as_tensor(marks).sort().values  # equal for equal rows, and for hardly any others
     times = torch.unique_consecutive(marks, return_counts=True)[1].double()

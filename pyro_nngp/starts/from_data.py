@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from pyro_nngp._random import shuffled
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
@@ -223,4 +224,4 @@ def _device(kernel: Any, x: Tensor) -> torch.device:
 
 def _some_rows(size: int, most: int) -> Tensor:
     """At most that many random rows, the same each time."""
-    return torch.randperm(size, generator=torch.Generator().manual_seed(0))[:most]
+    return shuffled(size, 0)[:most]

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._random import shuffled
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.kernels import Kernel, Matern52
@@ -73,7 +74,7 @@ def start_outputs(
             only levels, spreads and likelihoods are computed.
         at: values of hyperparameters with priors, by module and attribute; None draws them.
     """
-    pool = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_ROWS].to(x.device)
+    pool = shuffled(len(x), 0, x.device)[:_ROWS]
     x, count = x[pool], y.shape[1]
     needs_latent = needs_loading or any(unset_hyperparameters(kernel) for kernel in kernels)
     columns = sorted({d for kernel in kernels for d in _columns(kernel, x.shape[1])})

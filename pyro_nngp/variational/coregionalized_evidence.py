@@ -153,8 +153,11 @@ def _drawn(posterior: CoupledPosterior, seed: int) -> _Central:
     """Averages over draws; control variates as of one function."""
     a, precision, size = posterior.loading, posterior.precision, len(posterior.factors)
     generator, count = torch.Generator().manual_seed(seed), number_of_draws(size * len(a))
-    of_data = torch.randn(count, *precision.shape, generator=generator, dtype=torch.float64).to(precision.device)
-    of_prior = torch.randn(count, size, len(a), generator=generator, dtype=torch.float64).to(precision.device)
+
+    def white(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64).to(precision.device)
+
+    of_data, of_prior = white(count, *precision.shape), white(count, size, len(a))
     draws = posterior.central_draws(of_data, of_prior, TOLERANCE)
     own = torch.stack([factor.var for factor in posterior.factors])
     strength = own * posterior.gram.diagonal(dim1=-2, dim2=-1).mT

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._random import shuffled
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.halo import Near
 from pyro_nngp.distributed.points import ShardedPoints
@@ -69,7 +70,7 @@ class WholePlaces:
 
     def sample(self, count: int) -> Int[Tensor, " S"]:
         """Random rows; the first ones of a larger sample."""
-        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self._seed))
+        order = shuffled(self.count, self._seed)
         return order[:count].to(self.x.device)
 
     def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:

@@ -1,4 +1,4 @@
-"""Nothing mixes devices: everything runs on a pretended device and agrees with the CPU."""
+"""Nothing mixes devices: everything runs on a pretended device, with ``-m gpu`` on a GPU, and agrees with the CPU."""
 
 import copy
 from collections import Counter
@@ -18,12 +18,12 @@ from pyro_nngp.inference.svi import parameters
 from pyro_nngp.inference.svi.train_state import TrainState
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_nngp.models import BSGP, LOO, VNNGP, CoregionalizedLOO
+from pyro_nngp.models import BSGP, LOO, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors.graph import NeighborGraph
 
 
 @pytest.fixture
-def there(monkeypatch):
+def pretended(monkeypatch):
     """The pretended device; it has no sparse tensors, so that gradients of single rows are dense."""
     monkeypatch.setattr(TrainState, "sparse_gradients", lambda self: nullcontext())
     monkeypatch.setattr(parameters, "RowAdam", torch.optim.Adam)
@@ -31,11 +31,27 @@ def there(monkeypatch):
         yield DEVICE
 
 
+@pytest.fixture(params=["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
+def there(request):
+    """A device that is not the CPU."""
+    if request.param == "pretended":
+        return request.getfixturevalue("pretended")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device("cuda", 0)
+
+
 def agrees(gp, device, **recipe):
-    """Train a copy there and `gp` here, in the same way, and compare predictions."""
+    """Train a copy there and `gp` here, in the same way, and compare predictions.
+
+    A GPU draws rows with a generator of its own: there the copy comes after training, and is trained for itself.
+    """
     moved, x_new = copy.deepcopy(gp).to(device), data()[0][:P] + 0.01
     for method in (gp, moved):
         fit(method, 2, batch_size=20, progress=False, **recipe)
+    if device.type == "cuda":
+        assert moved.predict(x_new.to(device)).log_prob(gp.y[:P].to(device)).isfinite().all()
+        moved = copy.deepcopy(gp).to(device)
     y_new = gp.y[:P]
     log_prob = moved.predict(x_new.to(device)).log_prob(y_new.to(device))
     assert log_prob.device == moved.sample(x_new.to(device), 2).device == device
@@ -43,7 +59,8 @@ def agrees(gp, device, **recipe):
     return moved
 
 
-def test_the_pretended_device_refuses_to_meet_the_cpu(there):
+def test_the_pretended_device_refuses_to_meet_the_cpu(pretended):
+    there = pretended
     one, two = torch.ones(3, device=there), torch.ones(3)
     assert (one + 1).device == there
     torch.testing.assert_close((one + 1).cpu(), two + 1)
@@ -70,6 +87,19 @@ CASES = [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []
 def test_methods_train_and_predict_elsewhere(name, there):
     moved = agrees(build(name), there)
     assert to_arviz(moved, num_samples=2).posterior_predictive.sizes["draw"] == 2
+
+
+@pytest.mark.parametrize("method", [Vecchia, VNNGP])
+def test_a_default_device_changes_nothing(method, pretended):
+    """With a kernel of its own, from a start that is found on the CPU."""
+    x, y = data()
+    here = method(x, y, num_neighbors=8)
+    fit(here, 2, progress=False)
+    with pretended:
+        moved = method(x.to(pretended), y.to(pretended), num_neighbors=8)
+        fit(moved, 2, progress=False)
+        loc, variance = moved(x[:P].to(pretended))
+    torch.testing.assert_close([loc.cpu(), variance.cpu()], list(here(x[:P])), rtol=1e-6, atol=1e-8)
 
 
 LABELS = {
@@ -158,12 +188,12 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["VNNGP", "Vecchia"])
-def test_a_step_waits_for_the_device_at_its_distinct_rows_and_at_its_loss(name, there, monkeypatch):
+def test_a_step_waits_for_the_device_at_its_distinct_rows_and_at_its_loss(name, pretended, monkeypatch):
     """The loss is read by ``tolist``, not counted here; on the torch path a step also asks whether a factor failed.
 
     Of two steps the second begins an epoch, whose order is copied to the device.
     """
-    moved, waits, advance = build(name).to(there), Waits(), TrainState.advance
+    moved, waits, advance = build(name).to(pretended), Waits(), TrainState.advance
 
     def counted(run):
         if run.step < 2:

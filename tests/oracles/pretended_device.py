@@ -34,6 +34,15 @@ class Elsewhere(torch.Tensor):
     def tolist(self):
         return self.here.tolist()
 
+    @property
+    def data(self):
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, new):  # by which Pyro sets parameters, to other shapes too
+        torch.Tensor.data.__set__(self, new)
+        self.here = new.here
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -89,6 +98,8 @@ def _run(func, args, kwargs):
     wanted = kwargs.get("device")
     if wanted is not None:
         there = _is_there(wanted)
+        if there and kwargs.get("generator") is not None:
+            raise RuntimeError(f"{func}: expected a generator of that device, got the CPU's")
         keywords |= {"device": torch.device("cpu")}
     result = func(*values, **keywords)
     if torch.Tag.inplace_view in func.tags and isinstance(args[0], Elsewhere):

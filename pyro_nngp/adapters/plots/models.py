@@ -14,6 +14,7 @@ from pyro_nngp._checks import check_int, check_memory, check_seed, fail
 from pyro_nngp._kinds import check_kind
 from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
+from pyro_nngp._random import shuffled
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.models.base import Method
 
@@ -153,7 +154,7 @@ def plot_dependence(
     check_memory(where, "draws", _DRAWS * num_values * min(num_rows, gp.num_data), gp.x.dtype, cure)
     low, high = gp.x[:, number].quantile(gp.x.new_tensor([0.02, 0.98]))
     values = torch.linspace(low.item(), high.item(), num_values).to(gp.x)
-    rows = torch.randperm(gp.num_data, generator=torch.Generator().manual_seed(seed))[:num_rows].to(gp.x.device)
+    rows = shuffled(gp.num_data, seed, gp.x.device)[:num_rows]
     points = gp.x[rows].repeat(num_values, 1)
     points[:, number] = values.repeat_interleave(len(rows))
     curves = gp.sample(points, _DRAWS, seed=seed).reshape(_DRAWS, num_values, len(rows)).mean(-1)

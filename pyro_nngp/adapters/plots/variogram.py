@@ -19,7 +19,7 @@ from pyro_nngp._checks import check_int, check_positive, check_seed, fail
 from pyro_nngp._kinds import check_kind, check_sequence
 from pyro_nngp._matplotlib import axis
 from pyro_nngp._memory import memory_errors
-from pyro_nngp._random import seeded
+from pyro_nngp._random import seeded, shuffled
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import bind, neighbor_metric
 from pyro_nngp.likelihoods import Gaussian
@@ -98,7 +98,7 @@ def plot_variogram(
         actual = f"{type(gp).__name__} with {type(gp.likelihood).__name__} and y of shape {tuple(gp.y.shape)}"
         fail(where, "gp", "to have one kernel, one output and a Gaussian likelihood", actual, "Plot its residuals.")
     chosen, bound = _numbers(where, gp, columns), gp.bound()
-    rows = torch.randperm(gp.num_data, generator=torch.Generator().manual_seed(seed))[:_ROWS].to(gp.x.device)
+    rows = shuffled(gp.num_data, seed, gp.x.device)[:_ROWS]
     x, noise = gp.x[rows], bound.likelihood.variance.expand(gp.y.shape)[rows]
     residual = gp.y[rows] - gp.rows.mean(bound, rows)
     if gp.weights is not None:
@@ -155,7 +155,7 @@ def _binned(
 ) -> tuple[_Pairs, Float[Tensor, " B"]]:
     """Pairs of rows within the largest distance, random ones and near ones, and the mean distance in each bin."""
     generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randint(len(x), (2, _PAIRS), generator=generator).to(x.device)
+    first, second = torch.randint(len(x), (2, _PAIRS), generator=generator, device="cpu").to(x.device)
     others = [column for column in range(x.shape[1]) if column not in chosen]
     if others:  # the tenth of the pairs that is nearest in the other columns
         apart = ((x[first] - x[second])[:, others] / x[:, others].std(0).clamp(min=1e-30)).norm(dim=1)
