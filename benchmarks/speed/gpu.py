@@ -2,12 +2,13 @@
 
     python benchmarks/speed/gpu.py [--sections tests step ...] [--out benchmarks/results/gpu]
 
-It runs the tests marked `gpu`, then measures, each section within its own seconds: the conditional beside torch, as a
-part of the peak that a product of matrices reaches and of what memory allows, shapes of its tiles, a training step
-beside GPyTorch's VNNGP (if GPyTorch is installed) at the same K, batch and dtype, the graph of 10^7 points, VNNGP and
-LOO on 10^7 points with a refresh of their neighbors in steps, and five methods at settings of their papers on real data
-(if PYRO_NNGP_DATA names them). After each section it writes OUT.md and
-OUT.json, with the device and all versions. What fails, or has no time left, is a row that says so.
+It runs the tests marked `gpu`, then measures, each section within its own seconds: plain calls beside the CPU of the
+same machine, the conditional beside torch, as a part of the peak that a product of matrices reaches and of what memory
+allows, shapes of its tiles, a training step beside GPyTorch's VNNGP (if GPyTorch is installed) at the same K, batch and
+dtype, the graph of 10^7 points, VNNGP and LOO on 10^7 points with a refresh of their neighbors in steps, and five
+methods at settings of their papers on real data (if PYRO_NNGP_DATA names them). After each section it writes OUT.md and
+OUT.json, with the device and all versions; sections that are not run again stay. What fails, or has no time left, is a
+row that says so.
 
 `--smoke` measures nothing: it runs every section on tiny problems, on a CPU too. `pack_wheels.py` beside this file
 packs what a machine without a network needs.
@@ -33,8 +34,8 @@ from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.gpu import installed
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inference import SGHMC, Minibatch, fit
-from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.kernels import RBF, Matern, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.models import BSGP, LOO, NPVI, SWSGP, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph, nearest_predecessors
 from pyro_nngp.variational import MeanField
@@ -42,7 +43,8 @@ from pyro_nngp.variational import MeanField
 STEPS = [(1024, 32), (1024, 128), (1024, 256), (8192, 32), (8192, 128), (65536, 32), (8192, 256), (65536, 128)]
 STEPS += [(65536, 256)]
 ROOT = Path(__file__).parents[2]
-SECONDS = {"tests": 90, "conditional": 50, "tiles": 40, "step": 130, "graph": 40, "large": 120, "papers": 110}
+SECONDS = {"tests": 150, "plain": 70, "conditional": 60, "tiles": 25, "step": 80, "graph": 20, "large": 100}
+SECONDS["papers"] = 110
 
 
 class Section:
@@ -107,18 +109,57 @@ def tests(section):
     if section.smoke or section.device.type == "cpu":
         section.rows.append({"note": "need a GPU"})
         return
-    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider"]
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", *files]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS["tests"])
     lines = found.stdout.strip().splitlines()
     section.rows.append({"exit": found.returncode, "tests": lines[-1] if lines else found.stderr[-200:]})
     section.rows += [{"exit": found.returncode, "tests": line} for line in lines if line.startswith("FAILED")]
 
 
-def problem(b, k, dtype, device):
+def plain(section):
+    """`fit(gp)` without settings, float32, then 10,000 predictions, on the CPU of the machine and on its GPU: both together
+    the first time, which compiles kernels, then each of a second time.
+    """
+    places = 50 if section.smoke else 10_000
+    methods = {"Vecchia": (Vecchia, {}), "VNNGP": (VNNGP, {}), "LOO": (LOO, {})}
+    methods |= {"VNNGP, labels": (VNNGP, {"likelihood": Bernoulli}), "VNNGP, counts": (VNNGP, {"likelihood": Poisson})}
+    sizes = [(name, 100 if section.smoke else 10_000) for name in methods]
+    sizes += [] if section.smoke else [("Vecchia", 100_000)]
+    devices = ["cpu"] if section.device.type == "cpu" else ["cuda", "cpu"]
+    for (name, count), device in itertools.product(sizes, devices):
+        given = {"method": name, "N": count, "device": device}
+        section.row(given, lambda n=name, c=count, d=device: plain_row(section, *methods[n], c, places, d))
+
+
+def plain_row(section, method, options, count, places, device):
+    x, y = plane(count + places, "cpu")
+    f = torch.sin(x[:, 0] / 10)
+    likelihood = options.get("likelihood")
+    torch.manual_seed(0)
+    if likelihood is not None:
+        y = torch.bernoulli((2 * f).sigmoid()) if likelihood is Bernoulli else torch.poisson((1 + f).exp())
+    x, y, limit = x.to(device), y.to(device), 1 if section.smoke else 15
+
+    def once():
+        gp = method(x[:count], y[:count], **{name: made() for name, made in options.items()})
+        fitted, result = section.once(lambda: fit(gp, progress=False, max_seconds=limit))
+        with torch.no_grad():
+            predicted, predictive = section.once(lambda: gp.predict(x[count:]))
+            score = -predictive.log_prob(y[count:]).mean().item()
+        row = {"fit s": round(fitted, 2), "steps": len(result.losses), "predict s": round(predicted, 2)}
+        return row | {"NLL": round(score, 4)}
+
+    first, row = section.once(once)
+    return {"first s": round(first, 2)} | (once() if first < limit else row)
+
+
+def problem(b, k, dtype, device, learned=False):
     """Inputs of a conditional on nearest neighbors, and a function that runs it with its gradient."""
     x, _ = plane(max(2 * b, 4 * k), device, dtype)
     rows = nearest_predecessors(x, k, start=len(x) - b, progress=False)
-    kernel = Matern52(2, lengthscale=10.0).to(device, dtype)
+    made = Matern(2, lengthscale=10.0, smoothness=1.7) if learned else Matern52(2, lengthscale=10.0)
+    kernel = made.to(device, dtype)
     noise = torch.full((len(x),), 0.01, dtype=dtype, device=device)
 
     def run():
@@ -144,25 +185,30 @@ def bandwidth(section):
 
 
 def conditional(section):
-    """Forward and backward pass. Operations are those of one factorization, four substitutions and both covariance
-    blocks. The bound is the largest share of the peak that memory allows: each neighbor is read, and each factor, if it
-    is kept, written and read.
+    """Forward and backward pass, Matern-5/2 or a Matern kernel whose smoothness is learned. Operations are those of one
+    factorization, four substitutions and both covariance blocks. The bound is the largest share of the peak that memory
+    allows: each neighbor is read, and each factor, if it is kept, written and read.
     """
     sizes = [(4, 4)] if section.smoke else list(itertools.product((1024, 8192, 65536), (32, 64, 128, 256)))
     for dtype in (torch.float32, torch.float64):
         most = peak(dtype, section), bandwidth(section)
         for b, k in sizes:
-            for engine in ("Triton", "torch"):
-                given = {"dtype": str(dtype)[6:], "B": b, "K": k, "engine": engine}
+            learned_too = b == sizes[len(sizes) // 2][0]
+            for learned, engine in itertools.product((False, True)[: 1 + learned_too], ("Triton", "torch")):
+                kernel = "learned" if learned else "5/2"
+                given = {"dtype": str(dtype)[6:], "B": b, "K": k, "smoothness": kernel, "engine": engine}
                 section.row(
-                    given, lambda b=b, k=k, dtype=dtype, most=most, e=engine: engine_row(section, e, b, k, dtype, most)
+                    given,
+                    lambda b=b, k=k, dtype=dtype, most=most, e=engine, learned=learned: engine_row(
+                        section, e, b, k, dtype, learned, most
+                    ),
                 )
 
 
-def engine_row(section, engine, b, k, dtype, most):
+def engine_row(section, engine, b, k, dtype, learned, most):
     os.environ["PYRO_NNGP_TRITON"] = "1" if engine == "Triton" else "0"
     try:
-        milliseconds = section.median(problem(b, k, dtype, section.device))
+        milliseconds = section.median(problem(b, k, dtype, section.device, learned), 5)
     finally:
         os.environ.pop("PYRO_NNGP_TRITON")
     operations = b * (k**3 / 3 + 2 * 2 * k**2 + 2 * k**2 / 2 * 20)  # factor, four substitutions, 20 per covariance
@@ -383,7 +429,7 @@ def markdown(result, command):
     return "\n".join(lines) + "\n"
 
 
-SECTIONS = {each.__name__: each for each in (tests, conditional, tiles, step, graph, large, papers)}
+SECTIONS = {each.__name__: each for each in (tests, plain, conditional, tiles, step, graph, large, papers)}
 
 
 def main():
@@ -398,7 +444,10 @@ def main():
     command = "python benchmarks/speed/gpu.py" + (
         "" if len(args.sections) == len(SECTIONS) else " --sections " + " ".join(args.sections)
     )
-    result = {"versions": versions(), "sections": {}}
+    result, written = {"versions": versions(), "sections": {}}, args.out.with_suffix(".json")
+    if written.exists() and not args.smoke:
+        before = json.loads(written.read_text())
+        result["sections"] = before["sections"] if before["versions"] == result["versions"] else {}
     for name in args.sections:
         section = Section(name, SECONDS[name], args.smoke)
         start = time.perf_counter()
@@ -411,7 +460,8 @@ def main():
         result["sections"][name] = section.rows
         print(f"{name}: {time.perf_counter() - start:.0f} s, {len(section.rows)} rows", flush=True)
         if not args.smoke:
-            args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+            result["sections"] = {each: result["sections"][each] for each in SECTIONS if each in result["sections"]}
+            written.write_text(json.dumps(result, indent=1) + "\n")
             args.out.with_suffix(".md").write_text(markdown(result, command))
     print(markdown(result, command))
 

@@ -566,7 +566,7 @@ def test_draws_come_from_the_gpu():
     gp = VNNGP(x, x.sum(-1), Matern52(2), Gaussian(0.1), num_neighbors=4)
     idata = to_arviz(gp, num_samples=3, batch_size=8, losses=torch.ones(2, device="cuda"))
     np.testing.assert_array_equal(idata.constant_data["x"], x.cpu())
-    assert idata.log_likelihood["y"].shape == (1, 3, 20)
+    assert idata.posterior_predictive["y"].shape == (1, 3, 20)
 
 
 def latent_only():
