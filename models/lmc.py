@@ -11,7 +11,7 @@ functions, K neighbors, B rows of a batch, P new points, S draws.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import pyro
 import pyro.distributions as dist
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_steps
 from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
@@ -42,6 +43,7 @@ from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import drawn_values
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors, typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
+from pyro_nngp.models.base.trend import bound_for_predictions
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
@@ -52,6 +54,7 @@ from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
 _NATS = 2e-3  # gain of a round per loading below which they are solved for
+_Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # loadings (P, T, L), means (L, P) and covariances (P, L, L)
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -67,6 +70,10 @@ class LMC(Method):
 
     Sites: ``u`` (L, N), ``f`` and ``y`` (T, N), and one for each hyperparameter that has a prior. Results have the
     outputs first, as of every method with several outputs: moments (T, P), draws (S, T, P).
+
+    Coefficients of the mean functions that are learned are uncertain in predictions and draws, jointly over the
+    outputs: universal cokriging. With :class:`~pyro_nngp.loadings.FactorLoadings`, in :meth:`loo`, and where posterior
+    draws are given, they are taken as they are.
 
     Identifiability: the data determine the covariances of the outputs, :meth:`output_covariance`, and predictions
     depend on A through them alone. So kernel variances that are left unset are fixed at 1, and A carries the units of
@@ -323,7 +330,8 @@ class LMC(Method):
         """The latent functions under q(u), or given their values in a draw."""
         rows, graph = (self.rows, self.graph) if part is None else (part.rows, part.graph)
         mean = self._modules.get("mean")
-        return LatentFunctions(rows, graph, bound, self.q, draw, self.site("u"), self._evidence_parameters(), mean)
+        rest = self.site("u"), self._evidence_parameters(), mean, self._factors is not None
+        return LatentFunctions(rows, graph, bound, self.q, draw, *rest)
 
     def _evidence_parameters(self) -> Any:
         """The parameters that the evidence of pseudo-observations depends on."""
@@ -401,6 +409,12 @@ class LMC(Method):
         posterior = self.posterior(self.bound())
         return posterior.latent_moments(x_new, posterior.neighbors(x_new, num_neighbors))
 
+    def _with_levels(self, where: str, x_new: Tensor, num_neighbors: int | None) -> tuple["LatentFunctions", _Moments]:
+        """The posterior with uncertain levels, and what the outputs at new points are made of."""
+        self._check_new(where, x_new)
+        posterior = self.posterior(bound_for_predictions(self))
+        return posterior, posterior.with_levels(x_new, posterior.neighbors(x_new, num_neighbors))
+
     def joint_outputs(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
     ) -> dist.MultivariateNormal:
@@ -413,9 +427,7 @@ class LMC(Method):
         Raises:
             ValueError, TypeError: for malformed arguments.
         """
-        loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
-        posterior = self.posterior(self.bound())
-        loading = posterior.loading(x_new)
+        posterior, (loading, loc, cov) = self._with_levels("joint_outputs", x_new, num_neighbors)
         mean = posterior.bound.mean(x_new) + outputs_of(loading, loc, cov)[0]
         total = loading @ cov @ loading.mT
         variance = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
@@ -448,17 +460,15 @@ class LMC(Method):
         Cost: O(P (T L^2 + L^3)) per round, after the one of :meth:`latent_functions`.
         """
         where = "LMC.predict_given"
-        loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
+        posterior, (loading, loc, cov) = self._with_levels("predict_given", x_new, num_neighbors)
         check_tensor(where, "y_new", y_new)
         check_same_kind(where, x_new=x_new, y_new=y_new)
         if y_new.shape != (len(x_new), self.num_latents):
             cure = "Pass a column for each output, with NaN for what is to be predicted."
             fail(where, "y_new", f"of shape ({len(x_new)}, {self.num_latents})", tuple(y_new.shape), cure)
         added, by_row = self._new_offset("predict_given", x_new, offset), self._new_by_row(x_new, None, None)
-        posterior = self.posterior(self.bound())
-        likelihood = posterior.bound.likelihood.for_rows(**by_row)
+        likelihood, mean = posterior.bound.likelihood.for_rows(**by_row), posterior.bound.mean(x_new) + added
         likelihood.check(y_new.mT)
-        mean, loading = posterior.bound.mean(x_new) + added, posterior.loading(x_new)
         loc, variance = outputs_of(loading, *given_outputs(likelihood, y_new.mT, mean, loading, loc, cov))
         return posterior.response(mean + loc, variance, by_row)
 
@@ -475,6 +485,7 @@ class LatentFunctions(Posterior):
         site: name of the site u.
         parameters: what the evidence of pseudo-observations depends on.
         mean: the mean function as a module.
+        has_factors: whether the loadings are :class:`~pyro_nngp.loadings.FactorLoadings`.
     """
 
     q: CoregionalizedObservations
@@ -482,6 +493,7 @@ class LatentFunctions(Posterior):
     site: str
     parameters: Sequence[Tensor]
     mean: Any
+    has_factors: bool = False
 
     def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
         """A at points, (B, T, L), or (1, T, L) where it is the same at all."""
@@ -516,8 +528,24 @@ class LatentFunctions(Posterior):
         """Means (L, P) and covariances (P, L, L) of the latent functions."""
         return self.q.moments(self, x_new, near) if self.draw is None else given_values(self, x_new, near, self.u)
 
+    def find_trend(self) -> Trend | None:
+        """None at posterior draws, and with factors, whose coefficients are many and solved for with the loadings."""
+        mean = self.bound.mean_function
+        return None if self.draw is not None or self.has_factors or mean.has_posterior else self.q.find_trend(self)
+
+    def with_levels(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> _Moments:
+        """Loadings, means and covariances of the latent functions, and of levels, as further ones of variance 1."""
+        loading, (loc, cov) = self.loading(x_new), self.latent_moments(x_new, near)
+        if self.bound.trend is None or self.draw is not None:
+            return loading, loc, cov
+        root = self.q.level_roots(self, x_new, near)
+        count, pad = root.shape[-1], nn.functional.pad
+        own = pad(root.new_ones(count), (len(loc), 0)).diag_embed()  # uncorrelated with the latent functions
+        cov = pad(cov, (0, count, 0, count)) + own
+        return torch.cat([loading.expand(len(root), -1, -1), root], -1), pad(loc, (0, 0, 0, count)), cov
+
     def moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
-        loc, variance = outputs_of(self.loading(x_new), *self.latent_moments(x_new, near))
+        loc, variance = outputs_of(*self.with_levels(x_new, near))
         return self.bound.mean(x_new) + loc, variance
 
     def joint(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, Tensor], count: int) -> Float[Tensor, "S T P"]:
@@ -532,7 +560,11 @@ class LatentFunctions(Posterior):
             u = torch.stack(new, -2)
         loading = self.loading(x_new)
         loading = loading.expand(len(x_new), *loading.shape[1:])
-        return self.bound.mean(x_new) + torch.einsum("ptl,...lp->...tp", loading, u)
+        f = self.bound.mean(x_new) + torch.einsum("ptl,...lp->...tp", loading, u)
+        if self.bound.trend is None or self.draw is not None:
+            return f
+        root = self.q.level_roots(self, x_new, near[0])
+        return f + torch.einsum("ptq,sq->stp", root, torch.randn(count, root.shape[-1]).to(root))
 
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
         """None for a function as `mixing`, whose loadings are checked."""

@@ -43,13 +43,13 @@ class Trend:
         root: a root of the covariance of the coefficients, (p, q), or one for each latent function.
         is_flat: whether their prior is flat, and they are parameters.
         gain: posterior means of the latent values at the data per unit of each coefficient, (*L, p, N), of methods with
-            q(u); None where f is integrated out.
+            q(u); None where f is integrated out. Coupled outputs have p coefficients for each of them, jointly.
     """
 
     basis: Callable[[Tensor], Tensor]
     root: Float[Tensor, "*own p q"]
     is_flat: bool
-    gain: Float[Tensor, "*L p N"] | None = None
+    gain: Float[Tensor, "*L C N"] | None = None
 
     def rest(
         self,
@@ -127,6 +127,16 @@ def posterior_of_coefficients(
             for part in mean.prior_moments()
         )
         precision, linear = precision + torch.diag_embed(prior_precision), linear + prior_precision * prior_loc
+    return normal_moments(precision, linear)
+
+
+def normal_moments(
+    precision: Float[Tensor, "*own p p"], linear: Float[Tensor, "*own p"]
+) -> tuple[Float[Tensor, "*own p"], Float[Tensor, "*own p p"]]:
+    """Mean, and a root of the covariance, of a normal density by its precision and linear term.
+
+    A coefficient without precision gets the mean and the variance 0.
+    """
     diagonal = precision.diagonal(dim1=-2, dim2=-1)
     is_known = diagonal > torch.finfo(torch.float32).tiny
     scale = torch.where(is_known, diagonal, 1.0).rsqrt()

@@ -109,8 +109,8 @@ class ConstantMean(BasisMean):
     """A learnable constant mean function, ``(B, D) -> (B,)``, or ``(B, L)`` with a constant for each of L functions.
 
     Predictions have the uncertainty of a constant that is learned, as in ordinary kriging, in ``Vecchia``, ``LOO``,
-    ``MLLk``, and in ``VNNGP`` and ``NPVI`` with inducing points at the data. Other methods take it as it is, and so do
-    these after ``gp.mean.requires_grad_(False)``.
+    ``MLLk``, in ``LMC`` without factors, and in ``VNNGP`` and ``NPVI`` with inducing points at the data. Other methods
+    take it as it is, and so do these after ``gp.mean.requires_grad_(False)``.
 
     Args:
         value: initial value, in the units of the latent function; if None, the method starts it at a robust level of

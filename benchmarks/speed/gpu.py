@@ -118,8 +118,9 @@ def tests(section):
 
 
 def plain(section):
-    """`fit(gp)` without settings, float32, then 10,000 predictions, on the CPU of the machine and on its GPU: both together
-    the first time, which compiles kernels, then each of a second time.
+    """`fit(gp)` without settings, float32, then 10,000 predictions, on the CPU of the machine and on its GPU.
+
+    Seconds of both together the first time, which compiles kernels, then of each the second time.
     """
     places = 50 if section.smoke else 10_000
     methods = {"Vecchia": (Vecchia, {}), "VNNGP": (VNNGP, {}), "LOO": (LOO, {})}

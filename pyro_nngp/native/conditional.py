@@ -117,8 +117,8 @@ def forward(
         explained: covariances to subtract, of the neighbors and, last, the target, (B, K + 1, K + 1); for one set.
     """
     b, k, d, _ = _sizes(problem)
-    lead = (*problem.sets, b)
-    w, var, failed = problem.x.new_empty(*lead, k), problem.x.new_empty(lead), problem.x.new_empty(lead, dtype=torch.bool)
+    lead, new = (*problem.sets, b), problem.x.new_empty
+    w, var, failed = new(*lead, k), new(lead), new(lead, dtype=torch.bool)
     by_smoothness = wanted is not None and wanted.smoothness
     p = d + by_smoothness
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import warn
 from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import Trend, normal_moments
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
@@ -36,12 +37,14 @@ from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import cholesky, half_solve, solve_triangular
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.means import BasisMean
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
 from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
 from pyro_nngp.variational.evidence_excess import Excess
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
-from pyro_nngp.variational.latent_prior import LatentPrior, alone
+from pyro_nngp.variational.family import gain_of
+from pyro_nngp.variational.latent_prior import ACCURACY, LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
 from pyro_nngp.variational.site_solution import SiteSolution
@@ -207,6 +210,30 @@ class CoregionalizedObservations(ObservedGaussian):
 
         self.excess.update(given.parameters, find, self.loc.numel())
 
+    @torch.no_grad()
+    def find_trend(self, given: Any) -> Trend | None:
+        """The coefficients of the mean functions of all outputs, jointly, under a flat prior.
+
+        Cost: a solution by conjugate gradients for each coefficient.
+        """
+        if not (given.bound.likelihood.is_gaussian or bool(self.solved)):
+            return None  # no precision is known
+        mean, precision = given.bound.mean_function, self.observations(given)[1]
+        changes = changes_of_mean(mean, given.rows.x, len(precision)).permute(2, 1, 0)
+        gain, information = self.latent_prior(given).coefficients(changes.to(precision), precision)
+        root = normal_moments(information, torch.zeros_like(information[0]))[1]
+        return Trend(mean.basis, root.reshape(*mean.own_shape, -1, len(root)), True, gain)
+
+    def level_roots(
+        self, given: GivenOutputs, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P k"]
+    ) -> Float[Tensor, "P T q"]:
+        """A root of the covariance of all outputs at new points that the coefficients of the mean bring."""
+        trend, count = cast(Trend, given.bound.trend), len(self.target)
+        response = given_values(given, x_new, near, gain_of(trend).mT)[0]  # (L, C, P)
+        own = changes_of_mean(given.bound.mean_function, x_new, count)
+        rest = own - torch.einsum("ptl,lcp->ptc", given.loading(x_new).expand(len(x_new), -1, -1), response)
+        return rest @ trend.root.flatten(0, -2).to(rest)
+
     def solved_copy(self, read: Callable[[], Any]) -> "CoregionalizedObservations":
         """q(u) at other hyperparameters, in a copy."""
         new = cast(CoregionalizedObservations, self._copy())
@@ -300,19 +327,28 @@ class CoregionalizedObservations(ObservedGaussian):
         self.neighbors_changed(given)
 
 
+def changes_of_mean(mean: BasisMean, x: Float[Tensor, "n D"], num_outputs: int) -> Float[Tensor, "n T C"]:
+    """Change of the mean functions of all outputs at points per unit of each coefficient, output by output."""
+    basis = mean.basis(x)[:, None]
+    if not mean.own_shape:
+        return basis.expand(-1, num_outputs, -1)
+    own = torch.eye(num_outputs).to(basis)
+    return (own[:, :, None] * basis[..., None, :]).flatten(2)
+
+
 def latent_priors(bound: Bound, graph: NeighborGraph, batch: Batch, num_latents: int) -> NNGPs:
     """p(u) of all latent functions on a batch of the graph, at one set of hyperparameters."""
     return NNGPs([NNGP(each, graph, batch, jitter=bound.jitter) for each in bound.covariances], num_latents)
 
 
 def given_values(
-    given: GivenOutputs, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "L N"]
-) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+    given: GivenOutputs, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "L *C N"]
+) -> tuple[Float[Tensor, "L *C P"], Float[Tensor, "P L L"]]:
     """Means and covariances of the latent functions at points, given their values at some rows."""
     bound, points, at = given.bound, given.graph.x, near.clamp(min=0)
     parts = [graph_conditional(each, x, points, near, None, bound.jitter) for each in bound.covariances]
     each = parts * len(u) if len(parts) == 1 else parts
-    loc = [(w * values[at]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
+    loc = [(w * values[..., at]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
     return torch.stack(loc), torch.diag_embed(torch.stack([var for _, var in each], -1))
 
 
@@ -438,11 +474,9 @@ class CoregionalizedPrior(LatentPrior):
     ) -> tuple[Tensor, Tensor]:
         """Solution as for one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
-        posterior, count = self.posterior(precision), len(slope)
+        count = len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
-        zero = self.start(slope)
-        gains = [posterior.mean(step[:, None].expand_as(slope), zero, easy, tolerance)[0].to(slope) for step in steps]
-        rest = torch.stack([step[:, None] - self.at(gain) for step, gain in zip(steps, gains, strict=True)])
+        gains, rest = self._responses(steps[..., None].expand(-1, *slope.shape), precision, easy, tolerance)
         curvature = steps @ (precision * rest).sum(-1).mT
         curvature = (curvature + curvature.mT) / 2
         scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
@@ -453,7 +487,30 @@ class CoregionalizedPrior(LatentPrior):
             spread = self.variance.mean(-1).sqrt()
             spread = spread if constant.dim() else spread.mean()[None]
             change = torch.minimum(torch.maximum(change, -spread), spread)
-        return change, torch.einsum("s,sln->ln", change, torch.stack(gains))
+        return change, torch.einsum("s,sln->ln", change, gains)
+
+    def coefficients(
+        self, basis: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"]
+    ) -> tuple[Float[Tensor, "L C N"], Float[Tensor, "C C"]]:
+        """As of one function, for changes of all outputs per unit of each coefficient."""
+        precision = precision * self._seen
+        spread = self.variance.mean().sqrt()  # of the solver's tolerance
+        size = (basis.square() * self._seen).mean((1, 2)).sqrt()
+        unit = torch.where(size > 0, spread / size, 1.0)[:, None, None].to(basis)
+        tolerance = min(1e-3, ACCURACY / self._seen.sum().item() ** 0.5)
+        gains, rest = (part / unit for part in self._responses(unit * basis, precision, True, tolerance))
+        smooth = torch.stack([self._none.prior_product(gain.double()) for gain in gains])
+        strength = (precision * rest).double()
+        curvature = gains.double().flatten(1) @ smooth.flatten(1).mT + rest.double().flatten(1) @ strength.flatten(1).mT
+        return gains.transpose(0, 1), (curvature + curvature.mT) / 2
+
+    def _responses(
+        self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], easy: bool, tolerance: float
+    ) -> tuple[Float[Tensor, "C L N"], Float[Tensor, "C T N"]]:
+        """Posterior means of the latent functions for each change of the observations, and what is left of it."""
+        posterior, zero = self.posterior(precision), self.start(changes[0])
+        gains = [posterior.mean(change, zero, easy, tolerance)[0].to(changes) for change in changes]
+        return torch.stack(gains), torch.stack([c - self.at(gain) for c, gain in zip(changes, gains, strict=True)])
 
     def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
         """The same priors with other loadings."""

@@ -24,7 +24,8 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
-_ACCURACY = 0.03  # square root of the error of the precision of coefficients, in units of 1 / Var f
+ACCURACY = 0.03
+"""Square root of the error of the precision of coefficients, in units of 1 / Var f."""
 _LEVEL = 100.0  # tolerances: accuracy of a step of the constant that others follow
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
@@ -149,7 +150,7 @@ class LatentPrior:
         spread, count = average(self.variance, self._total).sqrt(), self._parts[1].num_rows
         size = (self._total(basis.square().sum(-1)) / count).sqrt()
         unit = (spread / torch.where(size > 0, size, 1.0))[:, None].to(basis)  # of the solver's tolerance
-        target, tolerance = (unit * basis).expand(each.shape), min(1e-3, _ACCURACY / count**0.5)
+        target, tolerance = (unit * basis).expand(each.shape), min(1e-3, ACCURACY / count**0.5)
         gain = self.posterior_mean(target, each, torch.zeros_like(each), True, tolerance, 0.0)[0] / unit
         rest, g = (basis - gain).double(), gain.double()
         curvature = self._total(g @ self._factor.product(g).mT + (rest * each.double()) @ rest.mT)

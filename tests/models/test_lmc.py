@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import solve_alone
+from builders import solve_alone, surface
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -21,6 +21,7 @@ from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, PerOutput, Poisson, StudentT
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.loadings import FactorLoadings
+from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import LMC, VNNGP, Vecchia
 
 F64 = torch.float64
@@ -71,8 +72,8 @@ def covariance(gp, x, z=None):
     return total
 
 
-def dense(gp, x_new):
-    """Log marginal likelihood, and mean (T, P) and covariance (TP, TP) of f, of the exact process."""
+def dense(gp, x_new, flat=True):
+    """Log marginal likelihood, mean (T, P) and covariance (TP, TP) of f of the exact process; levels known or flat."""
     y, n = gp.y.mT.flatten(), len(gp.y)
     seen = ~y.isnan()
     cov = covariance(gp, gp.x) + torch.diag(NOISE.repeat_interleave(n))
@@ -81,7 +82,13 @@ def dense(gp, x_new):
     weights = torch.cholesky_solve(cross, torch.linalg.cholesky(cov))
     evidence = dist.MultivariateNormal(torch.zeros_like(residual), cov).log_prob(residual)
     mean = LEVEL.repeat_interleave(len(x_new)) + weights.mT @ residual
-    return evidence, mean.view(T, -1), covariance(gp, x_new) - weights.mT @ cross
+    if not flat:
+        return evidence, mean.view(T, -1), covariance(gp, x_new) - weights.mT @ cross
+    levels, new = (torch.eye(T, dtype=F64).repeat_interleave(count, 0) for count in (n, len(x_new)))
+    levels, rest = levels[seen], new - weights.mT @ levels[seen]
+    certainty = levels.mT @ torch.cholesky_solve(levels, torch.linalg.cholesky(cov))
+    cov = covariance(gp, x_new) - weights.mT @ cross + rest @ certainty.inverse() @ rest.mT
+    return evidence, mean.view(T, -1), cov
 
 
 def elbo(gp, *args):
@@ -123,10 +130,41 @@ def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
     assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
 
 
+def test_a_level_that_all_outputs_share_is_uncertain():
+    """Far from the data f is the level, of which each output says something, plus the prior."""
+    parts = [Gaussian(v) for v in NOISE]
+    gp = LMC(*data(), kernels(), parts, mixing=MIXING, num_neighbors=N - 1, mean=ConstantMean(0.3).double())
+    solve_alone(gp)
+    far, n = NEW + 1e6, len(gp.y)
+    seen = ~gp.y.mT.flatten().isnan()
+    cov = (covariance(gp, gp.x) + torch.diag(NOISE.repeat_interleave(n)))[seen][:, seen]
+    certainty = torch.linalg.solve(cov, torch.ones(len(cov), 1, dtype=F64)).sum()
+    want = covariance(gp, far, far).diagonal() + 1 / certainty
+    torch.testing.assert_close(gp(far, num_neighbors=N)[1].detach().flatten(), want, rtol=1e-4, atol=0)
+    joint = gp.joint_outputs(far, num_neighbors=N).covariance_matrix.detach()
+    assert (joint[:, 0, 1] - covariance(gp, far, far).view(T, 4, T, 4)[0, 0, 1, 0]).allclose(1 / certainty, rtol=1e-3)
+    torch.manual_seed(0)
+    torch.testing.assert_close(gp.sample(far, 4000).var(0).flatten(), want, rtol=0.15, atol=0)
+
+
+def test_coefficients_of_a_linear_mean_are_uncertain():
+    """With one output, as of a model of one output."""
+    x, y = surface(Gaussian, 40)[:2]
+    settings = {"kernels": [Matern52(2, 1.0, 0.3)], "likelihood": Gaussian(0.05), "mixing": torch.ones(1, 1, dtype=F64)}
+    many = LMC(x, y[:, None], **settings, mean=LinearMean(2, num_latents=1).double(), num_neighbors=39)
+    one = VNNGP(x, y, Matern52(2, 1.0, 0.3), Gaussian(0.05), num_neighbors=39, mean=LinearMean(2).double())
+    for gp in (many, one):
+        gp.solve()
+    far = NEW + torch.tensor([0.0, 3.0], dtype=F64)
+    want = one(far, num_neighbors=40)[1]
+    torch.testing.assert_close(many(far, num_neighbors=40)[1][0], want, rtol=1e-4, atol=1e-6)
+    assert (want > 1.5).all()  # above the prior variance
+
+
 def test_q_has_the_exact_marginals_at_the_data_and_draws_from_the_exact_posterior():
     gp = build()
     solve_alone(gp)
-    _, mean, cov = dense(gp, gp.x)
+    _, mean, cov = dense(gp, gp.x, flat=False)
     with torch.no_grad():
         trace = pyro.poutine.trace(gp.guide).get_trace()
     marginal = trace.nodes["f"]["infer"]["marginal"]
