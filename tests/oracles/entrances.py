@@ -28,7 +28,7 @@ CALLED = (
     *("log_evidence", "extend", "condition_on", "subset", "summary", "save", "solve", "query", "others", "batch"),
     *("refresh", "resize", "nearest", "predecessors", "forward", "log_prob", "check", "fit", "partial_fit", "score"),
     *("posterior", "condition_on_observations", "rsample", "difference", "get_samples", "transform", "inverse"),
-    *("new_conditionals", "refresh_neighbors", "quantiles", "to_frame", "run"),
+    *("predict_given", "new_conditionals", "refresh_neighbors", "quantiles", "to_frame", "run"),
 )
 # fmt: on
 LEFT_OUT = {

@@ -197,6 +197,7 @@ VALID |= {
     "Censored.upper": lambda: 9.0, "NNGPClassifier.fit.y": labels, "NNGPClassifier.score.y": labels,
     "NNGPCountRegressor.fit.y": labels, "NNGPClassifier.partial_fit.y": labels,
     "NNGPCountRegressor.partial_fit.y": labels, "quantiles.quantiles": lambda: [0.1, 0.5],
+    "predict_given.y_new": lambda: torch.tensor([[0.3, float("nan")]] * 3).double(),
     "predict_grid.columns": lambda: ["east", "north"], "Gneiting.kern": lambda: kernels.Matern52(1, active_dims=[0]),
     "Gneiting.time_dim": lambda: 1, "VerticalScaling.vscaling_fn": VALID["vscaling_fn"],
     "Binomial.total_count": lambda: 5, "BetaBinomial.total_count": lambda: 5, "Categorical.num_classes": lambda: 3,
