@@ -22,7 +22,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
-from pyro_nngp._kinds import check_steps
+from pyro_nngp._kinds import check_callable, check_steps
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals.coregionalized import outputs_of
@@ -159,6 +159,8 @@ class LMC(Method):
             if outputs != y.shape[1]:
                 fail("LMC", "mixing", f"with {y.shape[1]} outputs, the columns of y", outputs, "Give it that number.")
             num_latents = size if num_latents is None and not isinstance(kernels, int | Sequence) else num_latents
+        if varies:
+            check_callable("LMC", "mixing", mixing, "Pass a function (n, D) -> (n, T, L), or a tensor (T, L).", 1)
         functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)

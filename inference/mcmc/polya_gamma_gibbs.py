@@ -65,7 +65,7 @@ class PolyaGammaGibbs(MCMCKernel):
         check_callable(_WHERE, "model", model, "Pass a Pyro model.")
         if latent is not None and not isinstance(latent, str):
             fail(_WHERE, "latent", "to be the name of a site", f"{latent!r:.40}", "None takes the only one.", TypeError)
-        check_callable(_WHERE, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
+        check_callable(_WHERE, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.", 1)
         self.model, self.latent, self._init_strategy = model, latent, init_strategy
         self.transforms: dict[str, Any] | None = None
         self._initial_params: Params | None = None

@@ -223,10 +223,20 @@ class ModelPotential:
         _check_site(self._where, site)
         process = process_of(site["fn"])
         if process is None or process.is_whole:
-            return self._init_strategy(site)
-        start = self._init_strategy({**site, "fn": at_batch(site["fn"])})
+            return self._start(site)
+        start = self._start({**site, "fn": at_batch(site["fn"])})
         self._starts[site["name"]] = start
         return start.index_select(-1, process.batch.rows)
+
+    def _start(self, site: dict[str, Any]) -> Tensor:
+        """The initial strategy's value of a site."""
+        value, shape = self._init_strategy(site), site["fn"].shape()
+        if not isinstance(value, Tensor) or value.shape != shape:
+            actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            cure = "Pass one of pyro.infer.autoguide.initialization."
+            expectation = f"to return a tensor of shape {tuple(shape)} for site {site['name']!r}"
+            fail(self._where, "init_strategy", expectation, actual, cure, TypeError)
+        return value
 
     def _evaluate(
         self, position: Float[Tensor, "*C d"], batches: tuple[Tensor, ...] | None = None

@@ -112,7 +112,9 @@ class StochasticGradientKernel(AdaptiveStep):
             fail(self._where, "optim", "to be None with control variates", f"{optim!r:.40}", cure)
         if init_strategy is None:
             init_strategy = init_near_mean if guide is None else init_to_sample
-        check_callable(self._where, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
+        check_callable(
+            self._where, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.", 1
+        )
         if step_size is None and adapt is False:
             cure = "Give a step size in the units of the problem, or leave adapt out."
             fail(self._where, "step_size", "to be given with adapt=False", None, cure)

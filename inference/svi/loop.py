@@ -38,7 +38,16 @@ from typing import Any, Literal, cast
 import torch
 from pyro.infer import ELBO
 
-from pyro_nngp._checks import check_choice, check_device, check_gradients, check_int, check_positive, check_seed, fail
+from pyro_nngp._checks import (
+    check_choice,
+    check_device,
+    check_gradients,
+    check_int,
+    check_memory,
+    check_positive,
+    check_seed,
+    fail,
+)
 from pyro_nngp._kinds import check_callable, check_flags
 from pyro_nngp._memory import memory_errors
 from pyro_nngp.inference._interrupt import deferred_interrupt
@@ -225,6 +234,7 @@ def _trainable(method: Any, num_data: int | None) -> tuple[Trainable, int]:
     count = total_rows(method) if is_complete and num_data is None else num_data
     check_int("fit", "num_data", count, 1, "Pass num_data= with a (model, guide) pair.")
     if not is_complete:
+        check_memory("fit", "num_data", cast(int, count), torch.int64, "Pass the number of rows.")
         model, guide = method if isinstance(method, tuple) else (method.model, method.guide)
         method = Program(model, guide, cast(int, count))
     return method, cast(int, count)

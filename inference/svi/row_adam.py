@@ -40,7 +40,9 @@ class RowAdam(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        check_kind("RowAdam", "params", params, Iterable, "an iterable of tables", "Pass module.parameters().")
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            actual = type(params).__name__
+            fail("RowAdam", "params", "to be an iterable of tables", actual, "Pass module.parameters().", TypeError)
         params = list(params)
         if not params:
             fail("RowAdam", "params", "to hold a table or more", "none", "Pass module.parameters().")

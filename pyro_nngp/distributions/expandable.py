@@ -4,6 +4,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 from pyro.distributions import TorchDistribution, constraints
+from torch import Tensor
+
+from pyro_nngp._checks import check_tensor
 
 
 class Expandable(TorchDistribution):
@@ -26,3 +29,8 @@ class Expandable(TorchDistribution):
             setattr(new, name, tensor.expand(torch.Size(batch_shape) + inner))
         new._batch_shape = torch.Size(batch_shape)
         return new
+
+    def _validate_sample(self, value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_complex():
+            check_tensor(f"{type(self).__name__}.log_prob", "value", value)
+        super()._validate_sample(value)

@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_nngp._autograd import apply, mapped_first
+from pyro_nngp._checks import fail
 from pyro_nngp._tape import operation
 
 LEAST, MOST = -80, 20
 """Exponents of two between which q has cells; the correlation is 1 in the octave below them, 0 in the one above."""
 
 _TERMS, _PANELS = 11, 8  # P; panels per octave of nu
+_MOST_OCTAVES = 20  # of nu: time and memory grow with its root
 
 
 class Layout(NamedTuple):
@@ -146,6 +148,9 @@ def _chebyshev(x: Tensor, rate: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _panel(number: int, form: Layout) -> Tensor:
     """Chebyshev coefficients in log nu, from `number` eighths of octaves to the next, of all cells: (P, cells * C)."""
+    if number >= _MOST_OCTAVES * _PANELS:
+        nu, cure = 2.0 ** (number / _PANELS), "Use RBF, the limit, from which correlations there differ by 1e-6."
+        fail("Matern", "smoothness", f"below {2**_MOST_OCTAVES}", f"{nu:g} or more", cure)
     count = form.terms
     nodes, to_series = _chebyshev_nodes(_TERMS)
     nu = 2.0 ** ((number + (nodes[:, None] + 1) / 2) / _PANELS)

@@ -234,6 +234,8 @@ def test_arguments_and_values_are_checked():
         PolyaGamma(1.0, torch.tensor(torch.nan), validate_args=True)
     with pytest.raises(ValueError, match=r"support"):
         PolyaGamma(1.0, 0.0, validate_args=True).log_prob(torch.tensor(-1.0))
+    with pytest.raises(TypeError, match=r"PolyaGamma.log_prob: expected value in float32, .* got torch.complex64\."):
+        PolyaGamma(1.0, 0.0, validate_args=True).log_prob(torch.tensor(1j))
 
 
 def test_a_log_normal_guide_learns_the_distribution():

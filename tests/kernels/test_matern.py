@@ -56,3 +56,9 @@ def test_an_unset_smoothness_is_learned_between_bounds_and_a_given_one_is_free()
             assert unset.smoothness.item() == pytest.approx(bound)
     given.smoothness = 40.0
     assert given.smoothness.item() == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("nu", [1e9, 10**12])
+def test_a_smoothness_whose_table_is_too_large_is_refused(nu: float) -> None:
+    with pytest.raises(ValueError, match=r"Matern: expected smoothness below 1048576, got .* or more\. Use RBF"):
+        bind(Matern(2, smoothness=nu))(normal(3, 2), normal(3, 2))

@@ -448,6 +448,8 @@ def test_simulated_counts_and_measurements_are_covered_and_borrow_strength():
             r"PerOutput: expected likelihood to be a Likelihood, got 3",
         ),
         ({"mixing": torch.ones(2, 2, dtype=F64)}, ValueError, r"LMC: expected mixing to be finite, of shape \(3, 2\)"),
+        ({"mixing": lambda: None}, TypeError, r"LMC: expected mixing to be callable with 1 arguments, got function"),
+        ({"mixing": int}, TypeError, r"LMC: expected mixing to be callable, got the class int"),
         ({"mixing": lambda x: x}, ValueError, r"LMC: expected mixing to be finite, of shape \(2, 3, 2\)"),
         ({"likelihood": [Gaussian(), Gaussian(), Poisson()]}, ValueError, r"Poisson: expected y"),
         ({"trials": torch.ones(N, dtype=F64)}, ValueError, r"LMC: expected trials None"),

@@ -61,6 +61,7 @@ class Cells:
             check_sequence(_WHERE, "columns", columns, 'Write columns=["x", "y"].')
             for name in columns:
                 check_kind(_WHERE, "columns", name, str, "names", 'Write columns=["x", "y"].')
+            columns = list(columns)  # an array of names has no truth value
         grid = _dataset(template)
         self.dims = _dims(grid)
         grid = with_system(grid, known_system(_WHERE, crs, grid, columns or known), self.dims)

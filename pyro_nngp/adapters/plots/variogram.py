@@ -70,7 +70,7 @@ def plot_variogram(
 
     Args:
         gp: a trained method with one kernel and a Gaussian likelihood.
-        num_lags: number of bins.
+        num_lags: number of bins, 2 to 200,000.
         max_distance: largest distance, in the unit of `columns`; None is half of the 95 % quantile of the distances of
             pairs.
         ax: axis to draw on; None makes one.
@@ -90,6 +90,8 @@ def plot_variogram(
     where = "plot_variogram"
     check_kind(where, "gp", gp, Method, "a method", "Pass a trained one, such as Vecchia.")
     check_int(where, "num_lags", num_lags, 2)
+    if num_lags > _PAIRS:
+        fail(where, "num_lags", f"<= {_PAIRS}, the number of pairs", num_lags, "Ask for some twenty bins.")
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)
     if max_distance is not None:

@@ -56,6 +56,15 @@ def test_fill_values_and_masked_axes_are_no_inputs():
         Cells({"x": axis, "y": axis[:2]}, ["x", "y"], None, None, X)
 
 
+def test_names_of_columns_may_come_as_an_array():
+    template = {"a": [0.0, 1.0], "b": [2.0, 3.0]}
+    cells = Cells(template, np.array(["b", "a"]), None, None, X)
+    assert (
+        cells.at(cells.everything)[1].tolist()
+        == Cells(template, ["b", "a"], None, None, X).at(cells.everything)[1].tolist()
+    )
+
+
 def test_masked_cells_of_a_map_are_nan(gp, axes):
     grid = xr.Dataset(coords=axes)
     mask = (grid.east + grid.north) < 1.2

@@ -105,3 +105,5 @@ def test_columns_that_x_does_not_have(columns):
         plot_variogram(gp, columns=columns)
     with pytest.raises(ValueError, match="max_distance to have pairs within it, got 1e-12"):
         plot_variogram(gp, max_distance=1e-12)
+    with pytest.raises(ValueError, match="num_lags <= 200000, the number of pairs, got 1180591620717411303424"):
+        plot_variogram(gp, num_lags=2**70)

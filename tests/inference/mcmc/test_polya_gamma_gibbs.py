@@ -387,3 +387,5 @@ def test_wrong_arguments_are_refused():
         PolyaGammaGibbs(3)
     with pytest.raises(ValueError, match=r"expected latent among the latent NNGP sites \['f'\], got 'u'"):
         PolyaGammaGibbs(hierarchical, latent="u").setup(0, COUNTS.clamp(max=3))
+    with pytest.raises(TypeError, match=r"expected init_strategy to be callable with 1 arguments"):
+        PolyaGammaGibbs(hierarchical, init_strategy=lambda: None)

@@ -197,6 +197,17 @@ def test_sites_of_two_dtypes_are_refused():
         potential(model)
 
 
+@pytest.mark.parametrize(("start", "actual"), [(lambda site: site, "dict"), (lambda site: torch.ones(2), r"\(2,\)")])
+def test_strategies_return_a_tensor_of_the_shape_of_the_site(start, actual):
+    def model():
+        pyro.sample("z", dist.Normal(zeros(3), 1.0).to_event(1))
+
+    with pytest.raises(
+        TypeError, match=rf"init_strategy to return a tensor of shape \(3,\) for site 'z', got {actual}"
+    ):
+        ModelPotential("test", model, (), {}, start)
+
+
 def test_models_that_are_nowhere_finite_are_refused():
     def model():
         pyro.sample("z", dist.Normal(zeros(), 1.0))

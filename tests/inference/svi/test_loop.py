@@ -107,6 +107,9 @@ def test_wrong_settings(settings, message):
 def test_pairs_need_the_number_of_data_points_and_parameters():
     with pytest.raises(TypeError, match=r"expected num_data to be an int, got None"):
         fit((lambda: None, lambda: None), 3)
+    for count in (10**12, 2**70):
+        with pytest.raises(MemoryError, match=r"fit: expected num_data to fit into memory, got \d+ GiB"):
+            fit((lambda: None, lambda: None), 3, num_data=count)
     with pytest.raises(ValueError, match=r"expected method to have parameters to train"):
         fit((lambda: None, lambda: None), 3, num_data=3)
 

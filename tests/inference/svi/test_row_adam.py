@@ -100,3 +100,9 @@ def test_a_gradient_of_the_whole_table_is_refused():
         ValueError, match=r"RowAdam.step: expected gradients to be sparse in the rows.* torch.optim.Adam"
     ):
         RowAdam([param], lr=0.1).step()
+
+
+@pytest.mark.parametrize("params", [torch.tensor(float("nan")), torch.ones(M, L), 3])
+def test_tables_come_in_an_iterable(params):
+    with pytest.raises(TypeError, match=r"RowAdam: expected params to be an iterable of tables, got (Tensor|int)\."):
+        RowAdam(params, lr=0.1)
