@@ -198,6 +198,15 @@ class _Writer:
     def _tensor(self, value: Tensor, path: str) -> Any:
         if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
             self._refuse(path, f"a {value.layout} tensor of type {type(value).__name__}")
+        if value.is_meta:
+            fail(
+                self.where,
+                path,
+                "to have values",
+                "a meta tensor",
+                "Move it with .to_empty() and fill it.",
+                ModelFileError,
+            )
         key = str(len(self.tensors))
         self.tensors[key] = value.detach().cpu().contiguous().clone()
         return {"tensor": key, "parameter": isinstance(value, nn.Parameter), "grad": value.requires_grad}

@@ -178,6 +178,9 @@ def test_what_has_no_name_is_refused_when_it_is_saved(tmp_path):
     gp.file = open(__file__, encoding="utf-8")  # noqa: SIM115
     with gp.file, pytest.raises(ModelFileError, match=r"Vecchia.file to be .*TextIOWrapper"):
         gp.save(tmp_path / "gp")
+    gp.file = torch.empty(3, device="meta")
+    with pytest.raises(ModelFileError, match=r"Vecchia.save: expected Vecchia.file to have values, got a meta tensor"):
+        gp.save(tmp_path / "gp")
 
 
 def test_the_folder_of_a_file_must_exist(tmp_path):

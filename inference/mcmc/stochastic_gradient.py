@@ -241,7 +241,7 @@ class StochasticGradientKernel(AdaptiveStep):
     def logging(self) -> OrderedDict[str, str]:
         """Step size, potential and, after burn-in, the mean temperature so far: the text beside Pyro's progress bar."""
         step_size = torch.as_tensor(self._step_size(self._state, max(self._updates - 1, 0)))
-        shown = {"step size": float(step_size.mean()), "potential": float(self._state["potential"].mean())}
+        shown = {"step size": float(step_size.double().mean()), "potential": float(self._state["potential"].mean())}
         if self._updates > self._warmup_end:
             kind = "kinetic" if "velocity" in self._state else "configurational"
             shown["temperature"] = float(self._state[kind].mean())

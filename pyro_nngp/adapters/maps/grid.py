@@ -224,6 +224,7 @@ class _Results:
         check_number("predict_grid", "offset", offset, -math.inf)
         if trials is not None:
             check_int("predict_grid", "trials", trials, 1)
+            check_number("predict_grid", "trials", trials, 1)
         self.offset, self.trials = offset, trials
         self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | IntervalCensored | Ordinal)
 

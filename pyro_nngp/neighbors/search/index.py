@@ -192,6 +192,7 @@ class SearchIndex:
             self._sources[copies].answer(Queries(places, limit, without, *answers), k + SPARE, bar)
         return self._tensors(*answers)
 
+    @memory.memory_errors("nearest_predecessors", "Lower k.")
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
         """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
         size = len(self._tensor)

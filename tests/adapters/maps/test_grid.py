@@ -149,6 +149,7 @@ def test_one_level_may_be_a_number(gp, axes):
     ("change", "error", "message"),
     [
         ({"of": "z"}, ValueError, "predict_grid: expected of to be 'y' or 'f', got 'z'"),
+        ({"trials": 2**70}, ValueError, "expected trials in the range of 64-bit integers, got 1180591620717411303424"),
         ({"num_draws": -1}, ValueError, "expected num_draws >= 0, got -1"),
         (
             {"num_draws": 10**13},

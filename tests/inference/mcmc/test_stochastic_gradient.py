@@ -61,6 +61,8 @@ def test_kernels_serve_pyro_mcmc(make, capsys):
     text = mcmc.kernel.logging()
     assert list(text) == ["step size", "potential", "temperature"]
     assert float(text["step size"]) == mcmc.kernel.step_size(0)
+    mcmc.kernel.step_size = lambda update: 1
+    assert float(mcmc.kernel.logging()["step size"]) == 1
 
 
 def test_chains_in_worker_processes_have_seeds_of_their_own(monkeypatch):

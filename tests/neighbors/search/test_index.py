@@ -342,3 +342,8 @@ def test_progress_shows_in_a_slow_search_only_if_wanted(bar, capsys, monkeypatch
 def test_wrong_input(call, error, message):
     with pytest.raises(error, match=message):
         call(uniform(5, 2) + 1)
+
+
+def test_answers_that_do_not_fit_into_memory_name_k():
+    with pytest.raises(MemoryError, match=r"nearest_predecessors: expected the computation to fit into .* Lower k\."):
+        nearest_predecessors(uniform(5, 2), 10**14)
