@@ -99,7 +99,7 @@ def normal_nodes(num_dims: int, num_nodes: int, dtype: torch.dtype, device: torc
     """
     with torch.inference_mode(False):
         engine = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=0)
-        half = torch.special.ndtri(engine.draw((num_nodes + 1) // 2, dtype=torch.float64).clamp(1e-10, 1 - 1e-10)).mT
+        half = torch.special.ndtri(engine.draw((num_nodes + 1) // 2, dtype=torch.float64).clamp(1e-10)).mT
         if half.shape[1] > num_dims:
             root = cholesky(half @ half.mT / half.shape[1], 0.0)
             half = half_solve(root, half)

@@ -129,6 +129,7 @@ def test_malformed_rows_and_numbers_of_neighbors():
         gp.loo(torch.tensor([N]))
     with pytest.raises(ValueError, match="expected num_neighbors"):
         gp.loo(num_neighbors=N)
+    assert gp.loo(torch.arange(2), num_neighbors=N - 1).isfinite().all()
     with pytest.raises(ValueError, match="expected num_neighbors"):
         gp.sample(surface(Gaussian)[2], 2, num_neighbors=N + 9)
     assert gp.sample(surface(Gaussian)[2], 2, num_neighbors=N + 3).shape == (2, 9)  # the data and earlier new places

@@ -35,6 +35,10 @@ def tables(x, y):
         found[kind.__name__] = torch.where(table.neighbors < 0, -1, numbers[table.neighbors.clamp(min=0).long()])
         assert table.neighbors.dtype == torch.int32
         assert torch.equal(table.x, table.halo.complete(data.values["x"]))
+    every = torch.arange(data.num_rows)
+    places = table.halo.places(every)
+    assert torch.equal(table.halo.numbers_at(places), torch.where(places == -1, -1, every))
+    assert (places >= 0).sum() == data.num_own + len(table.halo)
     values = data.rows.double().requires_grad_()
     table.halo.complete(values).square().sum().backward()  # each copy of a row contributes to its owner's gradient
     found |= {"gradient": values.grad, "halo": table.halo.numbers, "sent": torch.tensor(data.world.traffic["exchange"])}

@@ -67,3 +67,11 @@ def test_the_predictive_density_is_the_compound_one():
     want = joint - (densities[1:].sum(0) + prior).exp().mean().log()
     got = predictive_log_density(counts[:1], counts[None, 1:], torch.tensor([[size]], dtype=F64))
     torch.testing.assert_close(got, want[None, None], rtol=1e-4, atol=0)
+
+
+def test_empirical_logits_are_observations_where_trials_differ():
+    y, trials = tensor(0.0, 2.0, 5.0), tensor(3.0, 4.0, 5.0)
+    found = Binomial().bind().for_rows(None, trials, None).observations(y)
+    torch.testing.assert_close(found.obs, ((y + 0.5) / (trials - y + 0.5)).log())
+    torch.testing.assert_close(found.noise, 1 / (y + 0.5) + 1 / (trials - y + 0.5))
+    assert Binomial(5).bind().observations(y) is None

@@ -29,8 +29,9 @@ def test_light_tails_are_exponential() -> None:
     [
         (InverseGaussian(300.0), InverseGaussian(), "concentration"),
         (Tweedie(2.0, 1.5), Tweedie(), "dispersion"),
+        (Gamma(30.0), Gamma(), "concentration"),
     ],
-    ids=["InverseGaussian", "Tweedie"],
+    ids=["InverseGaussian", "Tweedie", "Gamma"],
 )
 def test_starts_are_near_the_truth(true: Likelihood, fresh: Likelihood, name: str) -> None:
     draws = true(torch.full((500, 9), 3.0, dtype=torch.float64)).sample()

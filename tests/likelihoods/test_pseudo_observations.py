@@ -6,6 +6,7 @@ from builders import scalar, tensor
 
 from pyro_nngp.likelihoods import (
     Categorical,
+    Gamma,
     Gaussian,
     HeteroskedasticGaussian,
     LogNormal,
@@ -58,3 +59,10 @@ def test_classes_start_at_their_log_frequencies():
     torch.testing.assert_close(found.level, want - want.mean())
     assert found.obs.shape == found.noise.shape == (3, 6)
     assert (found.obs.argmax(0) == y).all()
+
+
+def test_the_level_of_many_values_is_found_from_some_of_them():
+    y = torch.linspace(-1, 1, 3001, dtype=torch.float64).exp()
+    found = pseudo_observations(Gamma(2.0).bind(), y)
+    torch.testing.assert_close(found.level, y.mean().log(), rtol=0, atol=1e-3)
+    assert found.obs.shape == y.shape

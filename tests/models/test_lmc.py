@@ -607,3 +607,25 @@ def test_wrong_factors_are_refused():
         gp.correlations()
     with pytest.raises(ValueError, match=r"LMC.correlations: expected probability in \(0, 1\), got 1"):
         LMC(x, y, mixing=FactorLoadings(3, 1)).correlations(1.0)
+
+
+def test_leave_one_out_densities_given_all_other_sites_are_those_of_the_dense_process():
+    gp, rows = build(), torch.tensor([0, 5])
+    gp.solve()
+    found = gp.loo(rows, num_neighbors=N - 1)
+    with torch.no_grad():
+        cov = sum(
+            torch.kron(torch.outer(a, a), kernel(gp.x, gp.x)) for a, kernel in zip(MIXING.mT, gp.kernel, strict=True)
+        )
+        cov = cov + torch.diag(NOISE.repeat_interleave(N))
+        residual, site = (gp.y - gp.mean.value).mT.flatten(), torch.arange(N).repeat(T)
+        for i, row in enumerate(rows):
+            others = (~residual.isnan() & (site != row)).nonzero()[:, 0]
+            weights = torch.linalg.solve(cov[others][:, others], cov[others])
+            for t in range(T):
+                at = t * N + row
+                loc, var = weights[:, at] @ residual[others], cov[at, at] - weights[:, at] @ cov[others, at]
+                want = dist.Normal(loc, var.sqrt(), validate_args=False).log_prob(residual[at])
+                torch.testing.assert_close(found[t, i], want.nan_to_num(), rtol=0, atol=1e-3)
+    with pytest.raises(ValueError, match="expected num_neighbors in 1..23"):
+        gp.loo(rows, num_neighbors=N)

@@ -8,6 +8,7 @@ from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC
+from pyro_nngp.variational import factor_solution
 from pyro_nngp.variational.factor_solution import FactorSolution
 
 N, T, F = 25, 4, 2
@@ -82,3 +83,22 @@ def test_rounds_raise_the_evidence_of_labels():
     assert torch.isfinite(first)
     with torch.no_grad():
         assert solution_of(gp).round() < 0.1
+
+
+def test_information_that_is_not_positive_is_raised_to_a_part_of_the_complete_one(monkeypatch):
+    gp = build(Gaussian(torch.tensor(0.1, dtype=F64)))
+    gp.solve(1)
+    solution = solution_of(gp)
+    width = F + 1  # of each output, its constant and its loadings
+    some = torch.eye(T * width, dtype=F64)
+    with torch.no_grad():
+        monkeypatch.setattr(factor_solution, "information_of_means", lambda *_: 1e9 * some)
+        found = solution.information()
+        monkeypatch.setattr(factor_solution, "information_of_means", lambda *_: 0 * some)
+        monkeypatch.setattr(factor_solution, "information_of_variances", lambda _: torch.zeros(()))
+        whole = solution.information()
+    each = [slice(t * width, (t + 1) * width) for t in range(T)]
+    blocks = torch.block_diag(*[found[rows, rows] for rows in each])
+    torch.testing.assert_close(found, blocks)  # nothing is left of what couples outputs
+    shares = torch.linalg.eigvals(torch.linalg.solve(whole, found)).real
+    assert 0 < shares.min() < shares.max() < 0.02

@@ -27,6 +27,9 @@ def test_falling_losses_are_told_from_noise():
     assert still_falling((noise + flat_after).tolist()) == 0
     assert still_falling((noise + flat_after).tolist(), 0.75) > 0.1
     assert still_falling([1.0, 0.0]) is None
+    loud = (-1.0) ** steps  # the mean of an eighth, 50 steps, has a standard error of .2, and differences .28
+    assert still_falling((loud - 0.024 * steps).tolist()) == pytest.approx(1.2)
+    assert still_falling((loud - 0.012 * steps).tolist()) == 0
 
 
 @pytest.mark.parametrize("fall", [None, math.inf, 0.0, -0.0049])

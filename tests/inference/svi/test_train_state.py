@@ -167,13 +167,18 @@ def test_divergence_names_step_parameters_and_checkpoint(tmp_path):
         pyro.enable_validation(True)
 
 
-def test_clipping_bounds_the_step():
-    free, clipped = Line(), Line()
-    settings = {"batch_size": 16, "lr": 0.02, "progress": False, "elbo": Trace_ELBO()}
-    norms = []
+@pytest.mark.parametrize(("make", "options"), [(Line, SETTINGS | {"elbo": Trace_ELBO()}), (vnngp, BY_GRADIENTS)])
+def test_clipping_bounds_the_step(make, options):
+    free, clipped = make(), make()
+    settings, norms = options | {"batch_size": 16}, []
 
     def record(model):
-        return lambda *_: norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        def norm(*_):
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+            norms.append(torch.stack([g.norm() for g in gradients]).norm().item())
+
+        return norm
 
     fit(free, 5, callback=record(free), **settings)
     large, norms[:] = max(norms), []

@@ -75,6 +75,10 @@ def observed(trace):
     return {name for name, site in trace.nodes.items() if site["type"] != "sample" or site["is_observed"]}
 
 
-def test_draws_of_y_need_a_likelihood():
+def test_draws_of_y_need_a_likelihood_and_points():
     with pytest.raises(ValueError, match=r"VNNGP.sample_y: expected a likelihood in the model, got None"):
         VNNGP(X, None, kernel(), num_neighbors=8).sample_y(NEW, 2)
+    gp = VNNGP(X, X[:, 0], kernel(), num_neighbors=8)
+    for wrong in (NEW[0], "no tensor"):
+        with pytest.raises((TypeError, ValueError), match=r"VNNGP.sample_y: expected x_new"):
+            gp.sample_y(wrong, 2)
