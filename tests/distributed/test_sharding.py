@@ -35,6 +35,9 @@ def tables(x, y):
         found[kind.__name__] = torch.where(table.neighbors < 0, -1, numbers[table.neighbors.clamp(min=0).long()])
         assert table.neighbors.dtype == torch.int32
         assert torch.equal(table.x, table.halo.complete(data.values["x"]))
+    size, sent = data.world.size, data.world.traffic["sum"]
+    data.world.sum(torch.ones(100, dtype=torch.float64))
+    assert data.world.traffic["sum"] - sent == 2 * (size - 1) * 800 // size  # bytes of a ring
     every = torch.arange(data.num_rows)
     places = table.halo.places(every)
     assert torch.equal(table.halo.numbers_at(places), torch.where(places == -1, -1, every))

@@ -18,6 +18,7 @@ from training import SETTINGS, Line, assert_same, bumps, stop_at, values, vecchi
 
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
 from pyro_nngp.inference.checkpoint import load_checkpoint
+from pyro_nngp.inference.svi import trainer
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
@@ -268,6 +269,19 @@ def test_ctrl_c_ends_a_run_without_a_number_of_steps():
         result = fit(vecchia(), callback=press, progress=False)
     assert result.ended_by == "Ctrl-C"
     assert result.steps == 3
+
+
+def test_a_trained_method_is_checked_but_not_one_whose_training_was_cut_short(monkeypatch):
+    checks = ["leak", "neighbors", "near_duplicates", "outcome", "family", "tails", "trend", "dispersion"]
+    run = []
+    for name in checks:
+        monkeypatch.setattr(trainer, f"check_{name}", lambda *_, name=name: run.append(name))
+    press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None  # noqa: E731
+    with pytest.warns(ConvergenceWarning, match="Ctrl-C"):
+        fit(vecchia(60), 5, callback=press, progress=False)
+    assert run == []
+    fit(vecchia(60), 3, progress=False)
+    assert run == checks
 
 
 def test_convergence_of_a_run_that_ctrl_c_cut_short_is_unknown():
