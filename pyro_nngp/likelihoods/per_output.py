@@ -98,6 +98,6 @@ def _without_outputs(part: Any) -> Any:
     for name, value in list(part.__dict__.items()):
         if isinstance(value, Likelihood):
             part.__dict__[name] = _without_outputs(value)
-        elif name in part._pyro_samples and value.dim() > 1 and value.shape[-2] == 1:
+        elif name in part._pyro_samples and value.dim() > 1:
             part.__dict__[name] = value.squeeze(-2)
     return part

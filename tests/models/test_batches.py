@@ -12,7 +12,7 @@ from pyro.optim import Adam
 from pyro_nngp.inducing import Determinantal
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Poisson, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Hurdle, NegativeBinomial, Ordinal, Poisson, StudentT
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LMC, LOO, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.variational import Conjugate
@@ -36,7 +36,7 @@ DATA = {
     "student": (lambda: StudentT(scale=prior()), Y),
     "categorical": (lambda: Categorical(3), (Y.abs() * 1.5).long().clamp(max=2)),
     "count and measurement": (
-        lambda: [Poisson(), Gaussian(prior())],
+        lambda: [Hurdle(NegativeBinomial(prior())), Gaussian(prior())],
         torch.stack([torch.poisson(Y.abs()), Y.where(Y > 0, torch.nan)], 1),
     ),
 }

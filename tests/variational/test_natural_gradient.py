@@ -7,10 +7,11 @@ import pytest
 import torch
 from pyro.distributions import constraints
 from torch.nn.functional import logsigmoid
+from training import Stuck
 
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
 from pyro_nngp.models import NPVI, SVGP, VNNGP
 from pyro_nngp.variational import MeanField
 from pyro_nngp.variational.natural_gradient import natural_gradient
@@ -164,18 +165,65 @@ def test_a_start_that_no_step_improves_is_kept():
     ids=["mean-field", "sites", "SVGP"],
 )
 def test_a_solution_that_never_begins_is_warned_of(method, settings):
-    calls = []
-
-    class Stuck(Bernoulli):
-        """A likelihood that falls wherever one goes."""
-
-        def expected_log_prob(self, y, loc, var):
-            calls.append(loc)
-            value = super().expected_log_prob(y, loc, var)
-            return value - value.detach() - 1e6 * len(calls)
-
     x = torch.rand(30, 2, dtype=F64)
     labels = (x.sum(-1) > 1).double()
     gp = method(x, labels, Matern52(2, lengthscale=0.5), Stuck(), **settings)
     with pytest.warns(UserWarning, match="expected some natural-gradient step from the start to raise the bound"):
         gp.solve()
+
+
+def test_a_factor_is_kept_where_no_step_improves_it():
+    x = torch.rand(30, 2, dtype=F64)
+    gp = VNNGP(x, (x.sum(-1) > 1).double(), Matern52(2, 1.0, 0.5), Stuck(), num_neighbors=5, guide=MeanField())
+    with torch.no_grad():
+        gp.q.loc.fill_(0.3)
+    before = gp.q.distribution()
+    gp.solve()
+    after = gp.q.distribution()
+    torch.testing.assert_close(after.loc, before.loc, rtol=0, atol=0)
+    torch.testing.assert_close(after.variance, before.variance)
+
+
+def test_steps_halve_where_they_move_farther_or_lower_the_bound_and_grow_by_half_again():
+    """Moves and bounds are given; the precisions that are tried show the lengths of the steps."""
+    likelihood, y, var = Poisson().bind(), torch.ones(1, dtype=F64), torch.full((1,), 0.1, dtype=F64)
+    # of each step: how far it would move at length one, whether the bound rises, and the length that it should have
+    steps = [
+        (1e-4, True, 1.0),
+        (2e-4, True, 1.0),  # farther than before
+        (1e-4, True, 0.5),
+        (5e-5, False, 0.75),  # taken back
+        (5e-5, True, 0.375),
+        (4e-5, True, 0.5625),
+        (3e-5, True, 0.84375),
+        (2e-5, True, 1.0),
+        (1e-4, True, 1.0),  # farther, from here on
+        (2e-4, True, 0.5),
+        (3e-4, True, 0.25),
+        (4e-4, True, 0.125),
+        (5e-4, True, 0.0625),
+        (6e-4, True, 0.0625),
+        (7e-4, False, 0.0625),  # the last one: the step before is put back
+    ]
+    restored = []
+    before, precision, bound, lengths = torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), 0.0, []
+
+    def rate(loc):
+        return (loc + var / 2).exp()
+
+    def solve(targets, tried):
+        nonlocal before, precision, bound
+        if len(lengths) == len(steps):
+            restored.append(tried)
+            return before, var, 0.0
+        move, rises, length = steps[len(lengths)]
+        lengths.append(float((tried - precision) / (rate(before) - precision)))
+        loc, new = before + length * move, bound + (1 if rises else -1)
+        if rises:
+            before, precision, bound = loc, tried, new
+        return loc, var, float(likelihood.expected_log_prob(y, loc, var)) - new
+
+    start = before, var, float(likelihood.expected_log_prob(y, before, var))
+    assert natural_gradient(likelihood, y, start, solve, len(steps), 1e-12)[::2] == (len(steps), True)
+    assert lengths == pytest.approx([length for *_, length in steps], rel=1e-6)
+    assert restored == [precision]

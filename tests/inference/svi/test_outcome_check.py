@@ -28,11 +28,11 @@ def result(loss, converged=True):
     return FitResult(torch.tensor([loss]), [], 0.0, converged, None, "lbfgs", 60, 0, 0)
 
 
-def accept(gp):
+def accept(gp, loss=0.0):
     """Check an outcome that warrants no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_outcome(gp, result(0.0))
+        check_outcome(gp, result(loss))
 
 
 def test_a_mean_function_away_from_the_data_is_reported():
@@ -88,6 +88,8 @@ def test_a_loss_that_no_data_have_is_reported():
     ):
         check_outcome(gp, result(6001.0))
     check_outcome(gp, result(5999.0))
+    light = vecchia(Y, float(Y.mean()), weights=torch.full((60,), 0.1, dtype=F64))  # whose loss is a tenth as large
+    accept(light, 999.0)
     check_outcome(gp, result(5e34, None))  # few steps from a bad start
 
 

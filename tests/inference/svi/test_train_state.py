@@ -104,6 +104,27 @@ def test_a_finished_run_goes_on_at_the_rates_of_the_longer_schedule(tmp_path):
     assert rates() == [pytest.approx(0.02 * 0.1**2)]
 
 
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_a_run_that_stepped_back_keeps_its_lower_rate_on_a_longer_schedule(tmp_path):
+    path, line, hits = tmp_path / "run.pt", Line(), []
+
+    def poison(step, loss):
+        if step == 4 and not hits:
+            hits.append(step)
+            with torch.no_grad():
+                line.loc.fill_(torch.nan)
+
+    pyro.enable_validation(False)
+    try:
+        fit(line, 8, checkpoint=Checkpoint(path, 3, step_back=True), callback=poison, **SETTINGS)
+    finally:
+        pyro.enable_validation(True)
+    with pytest.raises(RuntimeError, match="power cut"):  # before the first milestone
+        fit(line, 20, checkpoint=Checkpoint(path, every=10), callback=stop_at(11), **SETTINGS)
+    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimizers"] for group in o["param_groups"]]
+    assert rates == [pytest.approx(0.5 * 0.02)]
+
+
 def test_ctrl_c_finishes_the_step_and_loses_nothing(tmp_path):
     path, whole, stopped, resumed = tmp_path / "run.pt", vnngp(), vnngp(), vnngp()
     want = fit(whole, 12, **SETTINGS)

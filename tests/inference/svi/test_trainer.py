@@ -350,11 +350,40 @@ class Cliff(PyroModule):
 
 
 def test_a_run_that_falls_off_a_cliff_goes_back_and_ends_at_its_best_round():
-    cliff = Cliff()
-    result = fit(cliff, optimizer="adam", lr=0.01, tolerance=0.05, progress=False)
+    cliff, places = Cliff(), []
+    settings = {"lr": 0.01, "tolerance": 0.05, "progress": False}
+    result = fit(cliff, optimizer="adam", callback=lambda *_: places.append(cliff.p.item()), **settings)
+    moves = torch.tensor(places).diff()
+    assert moves.min() < -0.05
+    assert moves[moves.argmin() + 1] == pytest.approx(0.01 / 3, rel=1e-3)  # Adam starts anew, at a third of the rate
     assert max(result.losses) == 100
     assert result.converged
     assert 0.4 < cliff.p < 1
+
+
+class Descent(PyroModule):
+    """A loss that L-BFGS, whose steps are bounded, lowers by .2 per data point in each of twenty steps."""
+
+    num_data = 10_000
+
+    def __init__(self):
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+
+    @pyro_method
+    def model(self, idx=None):
+        pyro.factor("score", -0.2 * self.num_data * (1 + (self.p - 20) ** 2).sqrt())
+
+    @pyro_method
+    def guide(self, idx=None):
+        pass
+
+
+def test_steps_on_all_rows_end_where_they_gain_less_than_a_tenth_of_the_tolerance():
+    descent = Descent()
+    result = fit(descent, optimizer="lbfgs", tolerance=0.5, progress=False)
+    assert descent.p.item() == pytest.approx(20, abs=0.5)
+    assert result.converged
 
 
 def poison(model, at):
