@@ -58,8 +58,8 @@ class TrainState:
         device: torch.device | str | None,
         seed: int,
         replay: bool,
-        profiling: bool = False,
-        subsampling: bool = True,
+        profiling: bool,
+        subsampling: bool,
     ) -> None:
         self.method: Any = method
         self.model, self.guide = method.model, method.guide

@@ -17,6 +17,15 @@ def test_moments() -> None:
     torch.testing.assert_close(counts.variance, 7 * mean * (1 - mean) * (1 + 6 / 5))
 
 
+def test_empirical_logits_are_as_noisy_as_the_counts() -> None:
+    y, trials = tensor(0.0, 2.0, 5.0), tensor(3.0, 4.0, 5.0)
+    more, plain = (
+        kind.bind().for_rows(trials=trials).observations(y) for kind in (BetaBinomial(None, 4.0), Binomial())
+    )
+    torch.testing.assert_close(more.noise / plain.noise, 1 + (trials - 1) / 5)
+    assert torch.equal(more.obs, plain.obs)
+
+
 def test_binomial_is_the_limit() -> None:
     loc, var, y = tensor(-2.0, 0.0, 1.0), tensor(0.5, 1.0, 2.0), tensor(0.0, 3.0, 7.0)
     for ours, theirs in (

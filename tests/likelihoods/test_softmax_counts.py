@@ -36,6 +36,9 @@ def test_density_is_the_multinomial_one_in_the_place_of_the_first_kind():
     want = torch.stack([Dense(int(n), logits=f).log_prob(y) for n, f, y in zip(TRIALS, LOC.mT, Y.mT, strict=True)])
     torch.testing.assert_close(found[0], want)
     assert (found[1:] == 0).all()
+    sets = bound()(torch.stack([LOC, LOC.flip(0)])).log_prob(Y)
+    assert sets.shape == (2, C, B)
+    torch.testing.assert_close(sets[0], found)
 
 
 def test_one_trial_is_a_class():

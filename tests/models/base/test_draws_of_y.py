@@ -82,3 +82,10 @@ def test_draws_of_y_need_a_likelihood_and_points():
     for wrong in (NEW[0], "no tensor"):
         with pytest.raises((TypeError, ValueError), match=r"VNNGP.sample_y: expected x_new"):
             gp.sample_y(wrong, 2)
+
+
+def test_draws_by_draw_need_points():
+    gp = Vecchia(X, X[:, 0], kernel(), Gaussian(0.1), num_neighbors=8)
+    for wrong in (NEW[0], "no tensor"):
+        with pytest.raises((TypeError, ValueError), match=r"Vecchia.predictions_by_draw: expected x_new"):
+            gp.predictions_by_draw(wrong)

@@ -50,7 +50,7 @@ def test_summary_refuses_other_probabilities():
     gp = nngp.Vecchia(X, X[:, 0], num_neighbors=5)
     with pytest.raises(ValueError, match="Vecchia.summary: expected probability in \\(0, 1\\), got 95"):
         gp.summary(95)
-    with pytest.raises(TypeError, match="to be a number"):
+    with pytest.raises(TypeError, match="Vecchia.summary: expected probability to be a number"):
         gp.summary("wide")
 
 
