@@ -86,7 +86,6 @@ class CoregionalizedLOO(Method):
     Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
     """
 
-    generative = False
     _hyperparameters = ("mixing",)
     _outputs_differ = True
     refresh_neighbors = neighbor_choice.refresh_neighbors
@@ -193,7 +192,7 @@ class CoregionalizedLOO(Method):
         data, _ = program.plates
         with data:  # eq. 9, with T outputs (section 5.7)
             target = PartlyObservedNormal(m, scale_tril=s_tril, validate_args=False)
-            return pyro.sample(self.site("y"), target, obs=program.y.mT)
+            return pyro.sample(self.site("y"), target, obs=program.y.mT, infer={"given_data": True})
 
     @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:

@@ -224,7 +224,7 @@ class LOO(ResponseMethod):
             y = predictive(likelihood, loc, var, self.coupling)  # for classes eq. 33
         else:
             y = AugmentedMarginal(likelihood, loc, var, own, self.coupling)  # with the factors of eq. 24 and 25
-        return program.sample_y(likelihood, y)
+        return program.sample_y(likelihood, y, {"given_data": True})
 
     @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor | None:

@@ -104,7 +104,8 @@ class MLLk(ResponseMethod):
         data, latents = program.plates
         with poutine.scale(scale=1 / blocks.shape[1]), latents, data:
             count_weights(program, blocks)
-            return pyro.sample(self.site("y"), density, obs=y if y.dim() == 2 else y.movedim(-1, 0))
+            y = y if y.dim() == 2 else y.movedim(-1, 0)
+            return pyro.sample(self.site("y"), density, obs=y, infer={"given_data": True})
 
     @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:

@@ -135,7 +135,7 @@ class Vecchia(ResponseMethod):
             y = dist.Normal(loc, (var + posterior.observations(rows)[1]).sqrt())
         with latents, data:
             count_weights(program, rows)
-            return pyro.sample(self.site("y"), y, obs=program.y)
+            return pyro.sample(self.site("y"), y, obs=program.y, infer={"given_data": True})
 
     def _joint_model(self, program: Program, batch: Any) -> Tensor:
         """The density of the errors of a batch given their neighbors, which share the low-rank part."""
@@ -146,7 +146,7 @@ class Vecchia(ResponseMethod):
         with program.plates[0]:
             count_weights(program, rows)
         with poutine.scale(scale=self.num_data / len(rows)):
-            return pyro.sample(self.site("y"), y, obs=program.y.double())
+            return pyro.sample(self.site("y"), y, obs=program.y.double(), infer={"given_data": True})
 
     @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:

@@ -110,11 +110,12 @@ class Arrays:
                         density = log_prob(site, 0.0)
                         self._put("log_prior", name, density, dims[: density.dim()], place, rows)
 
-    def add_prior(self, draw: int, trace: Trace, predictive: bool) -> None:
-        """Add a run that drew latent sites and data from the model."""
+    def add_prior(self, draw: int, trace: Trace) -> None:
+        """Add a run that drew latent sites and data from the model; no data that it draws given others."""
         for name, site in sample_sites(trace).items():
             observed = name in self.groups["observed_data"]
-            if (predictive and observed) or (not observed and is_variable(site) and self._is_kept(name)):
+            predictive = observed and not site["infer"].get("given_data")
+            if predictive or (not observed and is_variable(site) and self._is_kept(name)):
                 dims = self._name_dims(name, site["value"], site)
                 self._put("prior_predictive" if observed else "prior", name, site["value"], dims, (0, draw))
 

@@ -210,7 +210,7 @@ def to_arviz(
                 break
         for draw in range(0 if pressed else num_prior_samples):
             trace = run_at(_WHERE, draws.model, args, kwargs, None, resample=True)
-            arrays.add_prior(draw, trace, method is None or method.generative)
+            arrays.add_prior(draw, trace)
     arrays.attrs["log_likelihood"]["kind"] = _GIVEN_LATENTS if densities is None else method.loo_kind
     arrays.attrs["log_likelihood_conditional"]["kind"] = _GIVEN_LATENTS
     arrays.groups["sample_stats"].update(draws.statistics())

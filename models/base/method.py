@@ -119,7 +119,6 @@ class Method(GPModule):
     outputs: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     shard: Any = None
-    generative = True  # whether draws of y from the model are from the prior predictive distribution
     _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside the parts' attributes
     _outputs_differ = False  # whether outputs have separate scales, and some of a row may be NaN
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters

@@ -35,7 +35,6 @@ class ResponseMethod(Method):
     A subclass sets ``graph`` and defines ``model`` and ``guide``.
     """
 
-    generative = False
     _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors

@@ -322,15 +322,18 @@ def test_prior_draws():
     np.testing.assert_allclose(prior["mean"][0], slope[:, :1] * X + slope[:, 1:] + effect)
 
 
-@pytest.mark.parametrize("method", [VNNGP, Vecchia])
-def test_prior_predictive_draws_of_methods(method):
+@pytest.mark.parametrize("in_program", [False, True])
+@pytest.mark.parametrize("method", [VNNGP, Vecchia, LOO])
+def test_prior_predictive_draws_of_methods(method, in_program):
     x = torch.rand(20, 2, dtype=torch.float64)
     kernel = Matern52(2)
     kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=x.dtype), 0.3))
-    idata = to_arviz(method(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4), num_samples=2, num_prior_samples=3)
+    gp = method(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4)
+    source = (lambda: gp.model(), lambda: gp.guide()) if in_program else gp
+    idata = to_arviz(source, num_samples=2, num_prior_samples=3, progress=False)
     assert idata.prior["kernel.variance"].shape == (1, 3)
     groups = idata.groups() if OLD else idata.children
-    assert ("prior_predictive" in groups) == (method is VNNGP)  # the model of Vecchia is given the data of neighbors
+    assert ("prior_predictive" in groups) == (method is VNNGP)  # others are given the data of neighbors
 
 
 def test_predictions_of_local_copies_are_draws_from_the_guide():
