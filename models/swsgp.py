@@ -125,7 +125,6 @@ class SWSGP(Method):
     bounds_evidence = False
     _points = ("z",)
     _distribute = distribute
-    _sites_determine_f = False
 
     @from_tables
     def __init__(
@@ -246,6 +245,10 @@ class SWSGP(Method):
         return NearestInducing(
             self.rows, None, bound, self.q, self.num_neighbors, self._searched(), self.data_neighbors
         )
+
+    def _posterior_in_guide(self, bound: Bound, draw: Draw, part: Part | None = None) -> "NearestInducing":
+        """f under q(u) at the hyperparameters of a draw: f is drawn from the guide anew."""
+        return self.posterior(bound, None, part)
 
     # Neighbors.
 

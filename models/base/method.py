@@ -234,6 +234,10 @@ class Method(GPModule):
         """
         undefined(self, "posterior", "method")
 
+    def _posterior_in_guide(self, bound: Bound, draw: Draw, part: Part | None = None) -> Posterior:
+        """The posterior of f at a draw of all sites from the guide; arguments as of :meth:`posterior`."""
+        return self.posterior(bound, draw, part)
+
     def neighbor_metric(self, bound: Bound | None = None) -> Any:
         """The metric of neighbors: the user's, or the kernel's, or kernels', at the present hyperparameters."""
         if self.metric is not None:
@@ -635,8 +639,6 @@ class Method(GPModule):
         return predictions.leave_one_out_by_draw(self, idx, num_neighbors, from_guide)
 
     # Helpers of the entries.
-
-    _sites_determine_f = True  # whether a posterior draw of the sites determines f at new points
 
     def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Any:
         """The kernel where none is given."""

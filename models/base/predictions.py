@@ -180,12 +180,12 @@ def draws_by_draw(
     """The posterior and one joint draw of f as a function of one posterior draw at a time."""
     method._check_new("predictions_by_draw", x_new)
     check_flags(f"{type(method).__name__}.predictions_by_draw", from_guide=from_guide)
-    anew = from_guide and not method._sites_determine_f
-    posterior, part, k = posterior_near(method, x_new, num_neighbors, None if anew else {}, jointly=True)
+    posterior_at = method._posterior_in_guide if from_guide else method.posterior
+    posterior, part, k = posterior_near(method, x_new, num_neighbors, {}, jointly=True)
     near, where = posterior.joint_neighbors(x_new, k, seed), f"{type(method).__name__}.predictions_by_draw"
 
     def at(draw: Draw) -> tuple[Posterior, Tensor]:
-        posterior = at_draw(method, where, draw, part, given=not anew)
+        posterior = posterior_at(read(method, draw_values(where, method, draw)), draw, part)
         return posterior, posterior.joint(x_new, near, 1)[0]
 
     return at
