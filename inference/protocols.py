@@ -184,16 +184,18 @@ class Bounded(Protocol):
 
 @runtime_checkable
 class ReportsEvidence(Protocol):
-    """A method that knows the log evidence at its hyperparameters, which its loss is compared with.
-
-    Attributes:
-        bounds_evidence: whether the negative loss is a lower bound on the log evidence.
-    """
-
-    bounds_evidence: bool
+    """A method that knows the log evidence at its hyperparameters, of which its negative loss is a lower bound."""
 
     def log_evidence(self, rows: Tensor) -> Tensor | None:
         """Log evidence per data point of some rows; None where it is not known."""
+
+
+@runtime_checkable
+class ReportsDensity(Protocol):
+    """A method that knows the log density of its data, which its negative loss may exceed, but should not."""
+
+    def log_density(self, rows: Tensor) -> Tensor | None:
+        """Log density per data point of some rows; None where it is not known."""
 
 
 @runtime_checkable

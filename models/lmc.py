@@ -118,7 +118,7 @@ class LMC(Method):
     graph: NeighborGraph
 
     q: CoregionalizedObservations
-    bounds_evidence = can_solve = True
+    can_solve = True
     _hyperparameters = ("mixing",)
     _outputs_differ = True
     refresh_neighbors = neighbor_choice.refresh_neighbors

@@ -122,7 +122,6 @@ class SWSGP(Method):
     lengthscale: Tensor
     data_neighbors: Any
     q: LocalGaussian | DenseGaussian
-    bounds_evidence = False
     _points = ("z",)
     _distribute = distribute
 
@@ -317,14 +316,15 @@ class SWSGP(Method):
             )
 
     @torch.no_grad()
-    def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:
+    def log_density(self, rows: Int[Tensor, " B"]) -> Tensor | None:
         """Mean log density of the data at some rows given those before them in a random order, up to 32 neighbors.
 
-        None where :func:`~pyro_nngp.models.base.evidence.has_evidence` is False. Cost: O(B N).
+        The negative loss, which is no bound, should not exceed it. None where
+        :func:`~pyro_nngp.models.base.evidence.has_evidence` is False. Cost: O(B N).
         """
         if not has_evidence(self):
             return None
-        check_rows("SWSGP.log_evidence", "rows", rows, self.num_data)
+        check_rows("SWSGP.log_density", "rows", rows, self.num_data)
         bound, data = self.bound(), self.rows
         few = min(_EVIDENCE_NEIGHBORS, data.num_rows - 1)
         near = nearest_predecessors(bound.covariance, self.x, rows, few, seed=0)

@@ -118,7 +118,6 @@ class VNNGP(Method):
 
     q: Family
     data_neighbors: Any
-    bounds_evidence = True
     _graph_type: type[NeighborGraph] = NeighborGraph
     _points = ("z",)
     _distribute = distribute

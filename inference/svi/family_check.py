@@ -21,7 +21,7 @@ import torch
 from pyro_nngp._checks import warn
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.elbo import IntegratedELBO
-from pyro_nngp.inference.protocols import ReportsEvidence, Solvable, offers
+from pyro_nngp.inference.protocols import ReportsDensity, ReportsEvidence, Solvable, offers
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 
@@ -30,11 +30,11 @@ _POINTS, _GAP = 2048, 0.15  # nats per data point
 
 @torch.no_grad()
 def family_gap(method: Any) -> float | None:
-    """Log evidence minus its bound, per data point of some rows; None where the evidence is not known."""
-    if not offers(method, ReportsEvidence):
+    """Log evidence minus the negative loss, per data point of some rows; None where the evidence is not known."""
+    if not (offers(method, ReportsEvidence) or offers(method, ReportsDensity)):
         return None
     rows = some_rows(method.x, _POINTS)
-    evidence = method.log_evidence(rows)
+    evidence = method.log_evidence(rows) if offers(method, ReportsEvidence) else method.log_density(rows)
     if evidence is None:
         return None
     with seeded(0, method.x):
@@ -44,27 +44,32 @@ def family_gap(method: Any) -> float | None:
 
 def check_family(method: Any, result: FitResult) -> None:
     """Warn if training led to hyperparameters at which q(u) is far from the posterior, or its loss is no bound."""
-    if not offers(method, ReportsEvidence) or not (result.converged or not method.bounds_evidence):
-        return
-    gap, bounds = family_gap(method), method.bounds_evidence
-    if gap is None or not (gap if bounds else -gap) > _GAP:
-        return
-    if bounds:
-        can_solve = isinstance(method, Solvable) and method.can_solve
-        cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * can_solve
-        text = (
-            f"expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
-            "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have "
-            f"stopped where q(u) cannot follow, often at too much noise. {cure}"
-            "VNNGP with guide=PseudoObservations() has no such gap."
-        )
-    else:
-        name = type(method).__name__
-        text = (
-            f"expected a bound on the log evidence, got {-gap:.2g} nats per data point above it at the same "
-            f"hyperparameters. {name} averages its divergences where a bound adds them: q(u) follows single data, the "
-            "learned noise is too small, and intervals are too narrow. Take fewer inducing points. Hyperparameters of "
-            f"a trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel "
-            "and likelihood do not require gradients."
-        )
-    warn(f"fit: {text}", ConvergenceWarning)
+    if offers(method, ReportsEvidence):
+        gap = family_gap(method) if result.converged else None
+        if gap is not None and gap > _GAP:
+            warn(f"fit: {_text_below(method, gap)}", ConvergenceWarning)
+    elif offers(method, ReportsDensity):
+        gap = family_gap(method)
+        if gap is not None and gap < -_GAP:
+            warn(f"fit: {_text_above(type(method).__name__, -gap)}", ConvergenceWarning)
+
+
+def _text_below(method: Any, gap: float) -> str:
+    can_solve = isinstance(method, Solvable) and method.can_solve
+    cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * can_solve
+    return (
+        f"expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
+        "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have "
+        f"stopped where q(u) cannot follow, often at too much noise. {cure}"
+        "VNNGP with guide=PseudoObservations() has no such gap."
+    )
+
+
+def _text_above(name: str, excess: float) -> str:
+    return (
+        f"expected a bound on the log evidence, got {excess:.2g} nats per data point above it at the same "
+        f"hyperparameters. {name} averages its divergences where a bound adds them: q(u) follows single data, the "
+        "learned noise is too small, and intervals are too narrow. Take fewer inducing points. Hyperparameters of "
+        f"a trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel "
+        "and likelihood do not require gradients."
+    )

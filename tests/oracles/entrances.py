@@ -26,6 +26,7 @@ CALLED = (
     *("predict", "predict_proba", "predict_interval", "sample", "sample_y", "sample_new", "loo", "loo_by_draw"),
     *("predictions_by_draw", "joint", "joint_outputs", "latent_functions", "loading", "output_covariance"),
     *("log_evidence", "extend", "condition_on", "subset", "summary", "save", "solve", "query", "others", "batch"),
+    *("log_density",),
     *("refresh", "resize", "nearest", "predecessors", "forward", "log_prob", "check", "fit", "partial_fit", "score"),
     *("posterior", "condition_on_observations", "rsample", "difference", "get_samples", "transform", "inverse"),
     *("predict_given", "new_conditionals", "refresh_neighbors", "quantiles", "to_frame", "run"),

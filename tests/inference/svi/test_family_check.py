@@ -95,7 +95,7 @@ def test_the_evidence_of_swsgp_is_the_exact_one_where_all_predecessors_are_neigh
     gp = SWSGP(x, y, kernel, noise, inducing=8, num_neighbors=4, mean=lambda x: 0.1 + 0 * x[:, 0], jitter=1e-9)
     cov = kernel(x).detach() + 0.05 * torch.eye(32, dtype=F64)
     dense = MultivariateNormal(torch.full((32,), 0.1, dtype=F64), cov).log_prob(y) / 32
-    assert float(gp.log_evidence(torch.arange(32))) == pytest.approx(float(dense), rel=1e-5)
+    assert float(gp.log_density(torch.arange(32))) == pytest.approx(float(dense), rel=1e-5)
 
 
 def test_predecessors_are_the_nearest_rows_of_lower_rank():
