@@ -39,6 +39,7 @@ from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.output_arguments import check_loading
+from pyro_nngp.models.base.targets import SeparateTargets
 from pyro_nngp.neighbors import NearestOthers, nearest
 from pyro_nngp.rows import At, Part
 from pyro_nngp.starts.from_data import Start
@@ -87,7 +88,7 @@ class CoregionalizedLOO(Method):
     """
 
     _hyperparameters = ("mixing",)
-    _outputs_differ = True
+    _targets = SeparateTargets()
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
 

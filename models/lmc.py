@@ -43,6 +43,7 @@ from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import drawn_values
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors, typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
+from pyro_nngp.models.base.targets import SeparateTargets
 from pyro_nngp.models.base.trend import bound_for_predictions
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
@@ -120,7 +121,7 @@ class LMC(Method):
     q: CoregionalizedObservations
     can_solve = True
     _hyperparameters = ("mixing",)
-    _outputs_differ = True
+    _targets = SeparateTargets()
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
 

@@ -15,17 +15,19 @@ from pyro_nngp.kernels import Kernel, Matern, Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.base import check_likelihood
 from pyro_nngp.means import BasisMean
+from pyro_nngp.models.base.targets import Targets
 
 _FEW_ROWS = 100  # fewer do not tell the smoothness
 
 
 def check_data(
-    where: str, x: Any, y: Any, likelihood: Likelihood | None, takes_missing: bool = False
+    where: str, x: Any, y: Any, likelihood: Likelihood | None, targets: Targets | None = None
 ) -> tuple[int, ...]:
     """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,).
 
     Targets with numbers of trials or limits are checked by :func:`check_by_row`.
     """
+    targets = Targets() if targets is None else targets
     check_inputs(where, "x", x)
     if len(x) < 2:
         fail(where, "x", "with at least 2 rows", len(x), "Methods condition each point on others.")
@@ -34,18 +36,16 @@ def check_data(
         if y.dim() not in (1, 2) or len(y) != len(x):
             fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
         if y.is_floating_point():
-            check_finite(where, "y", y.nan_to_num() if takes_missing else y)
+            targets.check(where, y)
         check_same_kind(where, x=x, y=y)
     if likelihood is None:
         return ()
-    if isinstance(likelihood, Likelihood) and likelihood.takes_missing and not takes_missing:
-        cure = "Take LMC, or one model per output."
-        fail(where, "likelihood", "of one output", type(likelihood).__name__, cure, TypeError)
+    targets.check_likelihood(where, likelihood)
     check_likelihood(where, likelihood)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
     if not likelihood.differs_by_row:
-        likelihood.check(as_checked(likelihood, y, takes_missing))
+        targets.check_support(likelihood, y)
     check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
     if likelihood.num_latents is None:
@@ -135,13 +135,6 @@ def check_by_row(
     if likelihood is not None and of_rows:
         likelihood.bind().for_rows(**of_rows).check(y.movedim(0, -1))
     return checked
-
-
-def as_checked(likelihood: Likelihood, y: Tensor, takes_missing: bool) -> Tensor:
-    """The data as the likelihood checks them."""
-    if likelihood.takes_missing:
-        return y.movedim(0, -1)
-    return y.nan_to_num() if takes_missing and y.is_floating_point() else y
 
 
 def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[int, ...]) -> Tensor:

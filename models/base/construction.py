@@ -36,7 +36,6 @@ from pyro_nngp.plausibility.data import (
     warn_of_copies,
     warn_of_offset,
     warn_of_prior_variance,
-    warn_of_spreads,
 )
 from pyro_nngp.plausibility.units import warn_of_units
 
@@ -80,7 +79,7 @@ def checked_parts(
         kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
     if likelihood is None and y is not None:
         likelihood = Gaussian()
-    latent_shape = check_data(where, x, y, likelihood, method._outputs_differ)
+    latent_shape = check_data(where, x, y, likelihood, method._targets)
     values: dict[str, Tensor | None] = check_by_row(where, x, y, likelihood, latent_shape, by_row)
     warn_if_coarse(where, x)
     for arg, part in given.items():
@@ -163,8 +162,8 @@ def _warn_of_data(method: Any, spread: Tensor) -> None:
         warn_of_offset(where, method.offset, y, likelihood, method.latent_shape)
     if all(value is None for value in (method.offset, method.trials, method.limits)):
         warn_of_constants(where, y, constant)
-    if not method._outputs_differ and y.dim() == 2 and likelihood.num_latents is None:
-        warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
+    if y.dim() == 2:
+        method._targets.warn_of_spreads(where, likelihood, spread, constant)
     if likelihood.is_gaussian:
         warn_of_copies(where, method.x, y)
         warn_of_codes(where, y)

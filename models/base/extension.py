@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import check_batch, check_finite, check_new_inputs, check_same_kind, check_tensor, fail, warn
+from pyro_nngp._checks import check_batch, check_new_inputs, check_same_kind, check_tensor, fail, warn
 from pyro_nngp.data.tables import BY_ROW, read_rows, without_missing
-from pyro_nngp.models.base.arguments import as_checked, check_by_row, check_data
+from pyro_nngp.models.base.arguments import check_by_row, check_data
 
 _OF_DATA = frozenset({"x", "y", *BY_ROW, "data_neighbors", "graph.x", "graph.order", "graph.neighbors"})
 
@@ -29,7 +29,7 @@ def extend(method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> None:
         cure = "Its tensors could not be trained: extend outside, and predict inside."
         fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
     inputs, targets, others = read_rows(where, method, x, y, by_row)
-    inputs, targets, values = without_missing(where, inputs, targets, others, method._outputs_differ)
+    inputs, targets, values = without_missing(where, inputs, targets, others)
     with _restored_on_failure(method):
         _append(method, where, inputs, targets, others | values)
 
@@ -95,9 +95,9 @@ def _append(method: Any, where: str, x: Any, y: Any, by_row: dict[str, Any]) -> 
             expectation = f"of shape {(len(x), *method.y.shape[1:])}"
             fail(where, "y", expectation, tuple(y.shape), "One row of y per row of x.")
         if y.is_floating_point():
-            check_finite(where, "y", y.nan_to_num() if method._outputs_differ else y)
+            method._targets.check(where, y)
         if method.likelihood is not None and not method.likelihood.differs_by_row:
-            method.likelihood.check(as_checked(method.likelihood, y, method._outputs_differ))
+            method._targets.check_support(method.likelihood, y)
     check_names_by_row(where, method, by_row)
     checked = check_by_row(where, x, y, method.likelihood, method.latent_shape, by_row)
     values = {name: value for name, value in checked.items() if value is not None}

@@ -49,6 +49,7 @@ from pyro_nngp.models.base.information import Information
 from pyro_nngp.models.base.joint import Fantasies, joint_moments
 from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.models.base.targets import Targets
 from pyro_nngp.rows import VALUES, Part, Rows
 from pyro_nngp.starts.from_data import Start, start_from_data
 from pyro_nngp.storage import save
@@ -120,7 +121,7 @@ class Method(GPModule):
     classes: tuple[str, ...] | None = None
     shard: Any = None
     _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside the parts' attributes
-    _outputs_differ = False  # whether outputs have separate scales, and some of a row may be NaN
+    _targets = Targets()
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset

@@ -78,7 +78,7 @@ def from_tables(construct: Call) -> Call:
         inputs = _as_floats(where, inputs, targets)
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
-        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self._outputs_differ)
+        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs)
         _check_columns(where, "x", inputs, input_names)
         names = {"columns": input_names, "outputs": target_names}
         self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
@@ -137,18 +137,17 @@ def _as_floats(where: str, x: Any, y: Any) -> Any:
     return x.to(dtype)
 
 
-def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bool) -> tuple[Any, Any, dict[str, Any]]:
-    """The rows whose targets are not NaN, with a warning that counts the others.
+def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The rows whose targets are not all NaN, with a warning that counts the others.
 
     Args:
         where: name of the caller.
         x: inputs; anything malformed is returned unchanged.
         y: targets, (N,) or (N, T).
         by_row: further arguments, of which those in ``BY_ROW`` follow.
-        some: whether rows stay of which some outputs are missing.
 
     Raises:
-        ValueError: if all targets are missing, or some outputs of a row unless `some`.
+        ValueError: if all targets are missing.
     """
     kept = {name: by_row[name] for name in BY_ROW if isinstance(by_row.get(name), Tensor)}
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and y.is_floating_point() and y.dim() in (1, 2)):
@@ -162,10 +161,6 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
     count = int(gone.sum())
     if count == len(y):
         fail(where, "y", "with values", "NaN in all rows", "Give some targets.")
-    if y.dim() == 2 and not some and bool((missing.any(-1) & ~gone).any()):
-        partly = int((missing.any(-1) & ~gone).sum())
-        cure = "Take LMC or CoregionalizedLOO, or one model per output."
-        fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
     if count:
         warn(f"{where}: y is missing in {count} of {len(y)} rows, which are left out. Predict there by gp(x).")
     return x[~gone], y[~gone], {name: value[~gone] for name, value in kept.items()}
