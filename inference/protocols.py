@@ -95,25 +95,33 @@ class Smooth(Protocol):
     has_smooth_loss: bool
 
 
-@runtime_checkable
-class Profiled(Protocol):
-    """A method that can be trained on the largest bound over all q, as a function of hyperparameters on all rows.
+class Profile(Protocol):
+    """The largest bound over all q of a method, as a function of its hyperparameters.
 
     Attributes:
-        can_profile: whether it can with its present data and parameters.
+        method: the method.
+        applies: whether it is known with the method's present data and parameters.
     """
 
-    can_profile: bool
+    method: Trainable
+    applies: bool
 
-    def profiled(self, *, keep: bool) -> AbstractContextManager[None]:
+    def optimum(self, *, keep: bool) -> AbstractContextManager[None]:
         """A context with q at its optimum, where the loss on all rows and its gradient belong to the profile.
 
         Args:
             keep: whether to keep what shortens the next call, which then depends on this one.
         """
 
-    def preceding(self, count: int) -> "Profiled":
-        """A method with the same hyperparameters on some of the rows."""
+    def preceding(self, count: int) -> "Profile":
+        """The profile on some of the rows, with the same hyperparameters."""
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A method that can be trained on the largest bound over all q, on all rows."""
+
+    profile: Profile
 
 
 @runtime_checkable

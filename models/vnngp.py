@@ -23,7 +23,6 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.nn import pyro_method
 from torch import Tensor, nn
-from torch.distributions import kl_divergence
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._indexing import values_at
@@ -49,6 +48,7 @@ from pyro_nngp.models.base.information import MOST_ROWS, Information, of_conditi
 from pyro_nngp.models.base.latent import LatentPosterior
 from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors, first_neighbors
+from pyro_nngp.models.base.profile import Profile
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
@@ -333,62 +333,22 @@ class VNNGP(Method):
         self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
     @property
-    def can_profile(self) -> bool:
-        """Whether :meth:`profiled` applies: pseudo-observations, no priors of hyperparameters, a sparse factor."""
-        if not (self.can_solve and isinstance(self.q, ObservedGaussian)) or self.hyper_guide.has_sites:
-            return False
-        return self.q.can_profile(self.posterior(self.bound()))
-
-    def profiled(self, tolerance: float = 1e-3, *, keep: bool = False) -> AbstractContextManager[None]:
-        """A context with q at its optimum, where the ELBO of all rows, and its gradient, are the largest over all q.
-
-        Args:
-            tolerance: as of :meth:`solve`.
-            keep: whether to keep the sparse factor until :meth:`solve`: it shortens the next call at other
-                hyperparameters, whose results then depend on it within the tolerance.
-        """
-        return self.q.profiled(lambda: self.posterior(self.bound()), tolerance, keep)
+    def profile(self) -> Profile:
+        """The largest bound over all q(u) as a function of the hyperparameters."""
+        return Profile(self)
 
     def information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.
 
         For Gaussian data from the information of the conditional densities of the response, as of ``Vecchia``; both are
         approximations of the same evidence. For other data from differences of the gradient of the evidence
-        (:meth:`profiled`), at most of 1,000 rows.
+        (:attr:`profile`), at most of 1,000 rows.
         """
         if not (self.rows.is_whole and self.can_solve) or not isinstance(self.q, ObservedGaussian):
             return super().information()
         if self.likelihood.is_gaussian:
             return of_conditionals(self)
-        return of_evidence(self) if self.num_data <= MOST_ROWS and self.can_profile else super().information()
-
-    def evidence(self) -> Float[Tensor, ""]:
-        """The bound of q(u) on all rows, with gradients in the hyperparameters; within :meth:`profiled` the largest."""
-        bound, batch = self.bound(), self._batch(None, None)
-        prior = self._prior(bound, batch)
-        q: Any = self.q.at_batch(self.posterior(bound), prior)
-        likelihood, mean = self.rows.likelihood(bound), self.rows.mean(bound)
-        data = likelihood.expected_log_prob(self.rows.targets(), mean + q.loc, q.variance)
-        data = data if likelihood.weights is None else likelihood.weights * data
-        return data.sum() - kl_divergence(q, prior.expand(q.batch_shape)).sum()
-
-    def preceding(self, count: int) -> "VNNGP":
-        """This method on the first rows of its ordering, whose prior is the marginal of the prior on all rows.
-
-        Parts and hyperparameters are the same as here, q(u) is new.
-
-        Args:
-            count: number of rows.
-        """
-        part = self.rows.preceding(self.graph, count, None)
-        new, k = self.__class__.__new__(self.__class__), min(self.graph.num_neighbors, count - 1)
-        values: dict[str, Any] = vars(self.rows)
-        values = {name: None if value is None else value[part.places] for name, value in values.items()}
-        graph = NeighborGraph(values["x"], k, "given", neighbors=part.graph[:, :k], metric=self.graph.metric)
-        modules = self._modules | {"graph": graph}
-        new.__dict__.update(self.__dict__, _buffers=self._buffers | values, _modules=modules)
-        modules["q"] = new._built(PseudoObservations())
-        return new
+        return of_evidence(self) if self.num_data <= MOST_ROWS and self.profile.applies else super().information()
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""

@@ -81,7 +81,7 @@ def alternates(method: Trainable, solving: bool) -> bool:
 
 def profiles(method: Trainable, solving: bool) -> bool:
     """Whether each evaluation of the loss, on all rows, solves anew for local variables."""
-    return solving and _has_few_parameters(method) and isinstance(method, Profiled) and method.can_profile
+    return solving and _has_few_parameters(method) and isinstance(method, Profiled) and method.profile.applies
 
 
 @torch.no_grad()

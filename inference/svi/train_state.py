@@ -14,7 +14,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity
-from pyro_nngp.inference.protocols import Batched, Program, Solvable, Trainable, total_rows
+from pyro_nngp.inference.protocols import Batched, Profiled, Program, Solvable, Trainable, total_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -68,7 +68,7 @@ class TrainState:
             for module in self.modules:
                 module.to(device)
         self.ranks = ranks_of(method)
-        self.profiling, self.part = profiling, cast(Any, method)  # the method on the rows of the subsample
+        self.profile: Any = cast(Profiled, method).profile if profiling else None  # on the rows of the subsample
         self.subsampling = subsampling
         first = None if profiling and not subsampling else _FIRST_SUBSAMPLE
         self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
@@ -139,7 +139,7 @@ class TrainState:
 
     def _evaluate_once(self, device: torch.device | None) -> None:
         """Evaluate the loss on the first rows, so that model and guide create their parameters."""
-        count = min(_FIRST_SUBSAMPLE, self.num_data) if self.profiling else self.batches.size
+        count = self.batches.size if self.profile is None else min(_FIRST_SUBSAMPLE, self.num_data)
         args = self.batch_args(self.ranks.first_rows(count, device), torch.Generator().manual_seed(0))
         self.elbo.loss(self.model, self.guide, *args)
 
@@ -163,7 +163,7 @@ class TrainState:
         def closure() -> float:
             self.random.restart()
             try:
-                with self._profile():
+                with self._at_optimum():
                     loss = self._evaluate(self.batches.next(self.device))
             except (DivergenceError, NotPositiveDefiniteError):
                 return math.inf
@@ -176,24 +176,25 @@ class TrainState:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
 
-    def _profile(self) -> AbstractContextManager[None]:
+    def _at_optimum(self) -> AbstractContextManager[None]:
         """A context for an evaluation; where q is profiled, it is at its optimum for the rows of the subsample."""
-        if not self.profiling:
+        if self.profile is None:
             return nullcontext()
-        if self.part.num_data != self.batches.num_rows:
-            self.part = self.method
+        if self.profile.method.num_data != self.batches.num_rows:
+            self.profile = self.method.profile
             if not self.batches.grown:
-                self.part = self.method.preceding(self.batches.num_rows)
-        return self.part.profiled(keep=self.subsampling)  # a resumed run would have to keep it too
+                self.profile = self.profile.preceding(self.batches.num_rows)
+        return self.profile.optimum(keep=self.subsampling)  # a resumed run would have to keep it too
 
     def neighbors_changed(self) -> None:
         """Notice a new neighbor search of the method."""
-        self.part = self.method
+        if self.profile is not None:
+            self.profile = self.method.profile
 
     def _loss(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows."""
-        if self.profiling:
-            part = self.part
+        if self.profile is not None:
+            part = self.profile.method
             return self.elbo.differentiable_loss(part.model, part.guide) / part.num_data
         args = self.batch_args(rows, self.batches.generator)
         loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data

@@ -199,8 +199,8 @@ def of_evidence(method: Any) -> Information:
         for entry in range(tensor.numel()):
             ends = []
             for step in (_EVIDENCE_STEP, -_EVIDENCE_STEP):
-                with _moved(tensor, entry, step), method.profiled(_TOLERANCE), torch.enable_grad():
-                    slopes = torch.autograd.grad(method.evidence(), tensors)
+                with _moved(tensor, entry, step), method.profile.optimum(_TOLERANCE), torch.enable_grad():
+                    slopes = torch.autograd.grad(method.profile.bound(), tensors)
                 ends.append(torch.cat([slope.detach().flatten().double().cpu() for slope in slopes]))
             columns.append((ends[1] - ends[0]) / (2 * _EVIDENCE_STEP))
     hessian = torch.stack(columns)

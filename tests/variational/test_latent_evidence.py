@@ -152,7 +152,7 @@ def test_exact_evidence_has_the_dense_gradients():
 
 def profile(gp):
     """The loss of all rows at the optimum of q, and its gradient in the kernel."""
-    with gp.profiled(tolerance=1e-8):
+    with gp.profile.optimum(tolerance=1e-8):
         loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
     return loss.detach(), torch.autograd.grad(loss, list(gp.kernel.parameters()))
 
@@ -180,16 +180,16 @@ def test_the_profiled_gradient_is_that_of_differences_between_solutions(likeliho
 def test_an_evaluation_near_the_last_one_takes_one_factorization(likelihood, dtype, monkeypatch):
     x, y = labels(60)
     gp = VNNGP(x.to(dtype), y.to(dtype), kernel().to(dtype), likelihood(), num_neighbors=K)
-    with gp.profiled(keep=True):
+    with gp.profile.optimum(keep=True):
         pass
     gp.kernel.variance = 1.02 * gp.kernel.variance.detach()
     made, make = [], VecchiaFactor.multifrontal
     monkeypatch.setattr(VecchiaFactor, "multifrontal", lambda *args: made.append(1) or make(*args))
-    with gp.profiled(keep=True):
+    with gp.profile.optimum(keep=True):
         loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
         loss.backward()
     assert len(made) == 1
-    with gp.profiled(tolerance=1e-8):
+    with gp.profile.optimum(tolerance=1e-8):
         best = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
     assert loss.item() == pytest.approx(best.item(), abs=1e-3)
 
@@ -204,7 +204,7 @@ def test_the_level_is_that_of_least_squares_where_noise_is_tiny(dtype):
         level = torch.linalg.solve(cov, torch.stack([gp.y.double(), torch.ones_like(y)], -1)).sum(0)
     for start in (0.0, 5.0):
         gp.mean.assign(torch.full((1, 1), start, dtype=dtype))
-        with gp.profiled():
+        with gp.profile.optimum():
             assert gp.mean.value.item() == pytest.approx((level[0] / level[1]).item(), rel=1e-3)
 
 
@@ -214,7 +214,7 @@ def test_hyperparameters_without_a_solution_leave_q_as_it_was():
     gp.solve()
     before = [part.clone() for part in (gp.q.loc, gp.q.precision)]
     gp.mean.assign(torch.full((1, 1), torch.nan, dtype=F64))
-    with pytest.raises(NotPositiveDefiniteError, match="no optimum at these hyperparameters"), gp.profiled():
+    with pytest.raises(NotPositiveDefiniteError, match="no optimum at these hyperparameters"), gp.profile.optimum():
         pass
     assert all(map(torch.equal, before, (gp.q.loc, gp.q.precision)))
 
@@ -260,7 +260,7 @@ def test_with_all_neighbors_the_profile_of_labels_is_the_largest_bound_of_the_ex
 def test_the_first_rows_of_the_ordering_have_the_marginal_prior_and_the_same_parameters(likelihood):
     x, y = labels(60)
     gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=K, weights=1 + y, offset=x[:, 0])
-    first, rows = gp.preceding(20), gp.graph.order[:20]
+    first, rows = gp.profile.preceding(20).method, gp.graph.order[:20]
     assert list(map(id, first.parameters())) == list(map(id, gp.parameters()))
     for name in ("x", "y", "weights", "offset"):
         assert torch.equal(getattr(first, name), getattr(gp, name)[rows])
@@ -268,14 +268,16 @@ def test_the_first_rows_of_the_ordering_have_the_marginal_prior_and_the_same_par
         whole, part = (torch.linalg.inv(NNGP(m.kernel, m.graph).factor.dense()) for m in (gp, first))
         torch.testing.assert_close(part, whole[rows][:, rows], rtol=1e-8, atol=1e-10)
         alone = VNNGP(x[rows], y[rows], gp.kernel, likelihood, num_neighbors=19, weights=1 + y[rows], offset=x[rows, 0])
-        every = VNNGP(x, y, gp.kernel, likelihood, num_neighbors=59, weights=1 + y, offset=x[:, 0]).preceding(20)
-        torch.testing.assert_close(profile_value(every), profile_value(alone), rtol=1e-6, atol=0)
+        every = VNNGP(x, y, gp.kernel, likelihood, num_neighbors=59, weights=1 + y, offset=x[:, 0])
+        torch.testing.assert_close(
+            profile_value(every.profile.preceding(20).method), profile_value(alone), rtol=1e-6, atol=0
+        )
     assert len(gp.q.loc) == 60
     assert not gp.q.solved
 
 
 def profile_value(gp):
-    with gp.profiled(tolerance=1e-7):
+    with gp.profile.optimum(tolerance=1e-7):
         return torch.tensor(IntegratedELBO().loss(gp.model, gp.guide), dtype=F64)
 
 

@@ -1,0 +1,80 @@
+"""The largest bound over all q(u), a function of the hyperparameters alone: with q at its optimum for each of them.
+
+Its gradient is the gradient of the bound at that q. Symbols: N data.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational import ObservedGaussian
+from pyro_nngp.variational.families import PseudoObservations
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profile of the bound of a method with pseudo-observations.
+
+    Attributes:
+        method: the method.
+    """
+
+    method: Any
+
+    @property
+    def applies(self) -> bool:
+        """Whether there are pseudo-observations, no priors of hyperparameters, and a sparse factor."""
+        gp = self.method
+        if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or gp.hyper_guide.has_sites:
+            return False
+        return gp.q.can_profile(gp.posterior(gp.bound()))
+
+    def optimum(self, tolerance: float = 1e-3, *, keep: bool = False) -> AbstractContextManager[None]:
+        """A context with q at its optimum, where the ELBO of all rows, and its gradient, are the largest over all q.
+
+        Args:
+            tolerance: as of the method's ``solve``.
+            keep: whether to keep the sparse factor until ``solve``: it shortens the next call at other hyperparameters,
+                whose results then depend on it within the tolerance.
+        """
+        gp = self.method
+        return gp.q.profiled(lambda: gp.posterior(gp.bound()), tolerance, keep)
+
+    def bound(self) -> Float[Tensor, ""]:
+        """The bound of the present q(u) on all rows, with gradients; within :meth:`optimum` the largest."""
+        gp = self.method
+        bound, batch, rows = gp.bound(), gp.graph.batch(None), gp.rows
+        prior = gp._prior(bound, batch)
+        q: Any = gp.q.at_batch(gp.posterior(bound), prior)
+        likelihood, mean = rows.likelihood(bound), rows.mean(bound)
+        data = likelihood.expected_log_prob(rows.targets(), mean + q.loc, q.variance)
+        data = data if likelihood.weights is None else likelihood.weights * data
+        return data.sum() - kl_divergence(q, prior.expand(q.batch_shape)).sum()
+
+    def preceding(self, count: int) -> "Profile":
+        """The profile on the first rows of the ordering, whose prior is the marginal of the prior on all rows.
+
+        Parts and hyperparameters of the method are the same, q(u) is new.
+
+        Args:
+            count: number of rows.
+        """
+        gp = self.method
+        part, k = gp.rows.preceding(gp.graph, count, None), min(gp.graph.num_neighbors, count - 1)
+        values: dict[str, Any] = vars(gp.rows)
+        values = {name: None if value is None else value[part.places] for name, value in values.items()}
+        graph = NeighborGraph(values["x"], k, "given", neighbors=part.graph[:, :k], metric=gp.graph.metric)
+        new, modules = gp.__class__.__new__(gp.__class__), gp._modules | {"graph": graph}
+        new.__dict__.update(gp.__dict__, _buffers=gp._buffers | values, _modules=modules)
+        with torch.no_grad():
+            modules["q"] = new._built(PseudoObservations())
+        return Profile(new)
+
+
+__all__ = ["Profile"]
