@@ -362,7 +362,7 @@ class LOO(ResponseMethod):
             self.q = self._build_q(sample=self._coded(self.shard.sample["y"]).to(self.x.device).movedim(0, -1))
         super()._distributed(choose)
 
-    def row_tables(self) -> dict[str, Tensor]:
+    def _row_tables(self) -> dict[str, Tensor]:
         """Tables of q with a row per datum, by their names in q."""
         return {} if self.q is None else self.q.row_tables()
 

@@ -441,7 +441,7 @@ class VNNGP(Method):
         if choose and self._chooses_neighbors:
             choose_neighbors(self)
 
-    def row_tables(self) -> dict[str, Tensor]:
+    def _row_tables(self) -> dict[str, Tensor]:
         """Tables of q with a row per datum, by their names in q; none with inducing points elsewhere."""
         return self.q.row_tables() if self.data_neighbors is None else {}
 

@@ -209,7 +209,8 @@ class ShardedRanks(Ranks):
         return None
 
     def check_shared(self, free: list[Tensor]) -> None:
-        local = set(map(id, self.method.row_tables().values()))
+        named = dict(self.method.named_parameters())
+        local = {id(named[name]) for name in self.method.training_state()["rows"] if name in named}
         if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)

@@ -78,7 +78,7 @@ def with_posterior(method: Any, bound: Bound) -> Bound:
     if bound.versions is None:
         loc, root = find(bound)
     else:
-        kept = method.kept("low rank" if flat is None else "low rank and mean").get(bound.versions, find_to_keep)
+        kept = method._kept("low rank" if flat is None else "low rank and mean").get(bound.versions, find_to_keep)
         loc, root = differentiable(method, kept, lambda: find(method.bound()))
     low_rank: Any = prior.low_rank
     is_flat = flat is not None and flat.is_flat

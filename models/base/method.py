@@ -205,16 +205,16 @@ class Method(GPModule):
         check_same_sites(type(self).__name__, self, self.hyper_guide)
         if torch.is_grad_enabled() or is_transformed():
             return read(self, self.hyper_guide.medians(), is_median=True)
-        return self.kept("bound").get(versions_of(self), self._bound_to_keep)
+        return self._kept("bound").get(versions_of(self), self._bound_to_keep)
 
     @torch.inference_mode(False)  # later gradients may need what is kept
     @torch.no_grad()
     def _bound_to_keep(self) -> Bound:
         return read(self, self.hyper_guide.medians(), is_median=True)
 
-    def kept(self, name: str) -> Kept:
+    def _kept(self, name: str) -> Kept:
         """A result that is kept until the method changes."""
-        return self.__dict__.setdefault("_kept", {}).setdefault(name, Kept())
+        return self.__dict__.setdefault("_results", {}).setdefault(name, Kept())
 
     def _bound_of_plans(self) -> Bound:
         """Hyperparameters for what no posterior draw changes, such as neighbors.
@@ -788,7 +788,7 @@ class Method(GPModule):
     def _distributed(self, choose: bool) -> None:
         """Start what is kept per datum, after the rows have been distributed."""
 
-    def row_tables(self) -> dict[str, Tensor]:
+    def _row_tables(self) -> dict[str, Tensor]:
         """Tables of q with a row per datum, by their names in q."""
         return {}
 

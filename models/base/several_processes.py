@@ -81,7 +81,7 @@ def _has_halo(method: Any) -> bool:
 
 def _row_tables(method: Any) -> dict[str, Tensor]:
     """Tables of q with a row per datum, by name."""
-    return {f"q.{name}": table for name, table in method.row_tables().items()}
+    return {f"q.{name}": table for name, table in method._row_tables().items()}
 
 
 __all__ = ["check_whole", "distribute", "fetch_halo", "load_training_state", "training_state"]

@@ -148,7 +148,7 @@ def bound_for_predictions(method: Any) -> Bound:
         return replace(bound, trend=method.posterior(bound).find_trend())
     if not bound.mean_function.is_learned:
         return bound
-    trend = method.kept("trend").get(bound.versions, lambda: _found(method, bound))
+    trend = method._kept("trend").get(bound.versions, lambda: _found(method, bound))
     if trend is not None and trend.gain is None:
         find = lambda: (method.posterior(method.bound()).find_trend().root,)  # noqa: E731
         trend = replace(trend, root=differentiable(method, (trend.root,), find)[0])
