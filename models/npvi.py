@@ -4,7 +4,18 @@ Nearest-neighbor prior on a graph with edges between near points in either direc
 whose Cholesky factor is sparse on the same graph (eq. 4):
 
 .. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} \Big( E_{q(f_i)} \log p(y_i \mid f_i) - KL_i \Big)
-   \qquad\text{(eqs. 6, 7, 11)}
+   \qquad\text{(eq. 12)}
+
+.. math:: -KL_i = \underbrace{E_{q(f_i, f_{\alpha(i)})} \log p(f_i \mid f_{\alpha(i)})}_{\text{eq. 11}}
+   + \underbrace{\tfrac12 \log 2 \pi e R_{ii}^2}_{\text{eq. 7}}
+   = \log \frac{R_{ii}}{v_i^{1/2}} + \frac12 - \frac{Q_i Q_i^\top + (m_i - w_i^\top m_{\alpha(i)})^2}{2 v_i},
+   \qquad Q_i = R_i - w_i^\top R_{\alpha(i)}
+
+Places: :math:`\alpha(i)` is row i of ``graph``, a :class:`~pyro_nngp.neighbors.SymmetricGraph`. The paper's :math:`\mu`
+and L (eq. 4) are m and R of ``q``; its b and :math:`\Sigma_{i \mid \alpha(i)}` (eq. 10) are w and v of the prior p(u)
+in ``model``. The site ``y`` has eq. 6, integrated over :math:`q(f_i)`. The closed form above, with Q in it, is the
+divergence of p(u) and q(u) in :mod:`pyro_nngp.distributions.sparse_cholesky`. The network of eq. 13 is
+:class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder`.
 
 The factor's rows are parameters of each point (NPVI), or come from networks that read the observations around the point
 (NPVI-NN, section 3.3).

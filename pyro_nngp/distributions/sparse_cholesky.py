@@ -199,19 +199,23 @@ class SparseCholeskyNormal(Expandable):
 
 @register_kl(SparseCholeskyNormal, NNGP)
 def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
-    """Divergence (see the module's docstring), summed over the batch's targets; both must be on the same rows."""
+    """Divergence (see the module's docstring), summed over the batch's targets; both must be on the same rows.
+
+    In NPVI it is minus the cross entropy (eq. 11) less the entropy (eq. 7), where R is L, m is mu, w is b, v is
+    Sigma_i|alpha(i), and row j of R less what w predicts is Q; in VNNGP with a diagonal R it is eq. 28, where v is f.
+    """
     batch = p.batch
     if q.event_shape != p.event_shape or not (q.rows is None or same_rows(q.rows, batch.rows)):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
-    w, var = p.conditionals
+    w, var = p.conditionals  # p(u_j | u_n(j)) = N(w_j^T u_n(j), v_j): NPVI, eq. 10
     scale = values_at(q.scale, batch.targets)
-    if q.is_diagonal:
+    if q.is_diagonal:  # s_j + (w_j^2)^T s_n(j)
         spread = scale.square() + q.combined_rows(w, batch.neighbors)
-    else:
+    else:  # Q Q^T, Q = R_j - w_j^T R_n(j)
         coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
         spread = q.combined_rows(coefficients, torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1))
-    spread = spread + p.residual(q.loc).square()
+    spread = spread + p.residual(q.loc).square()  # (m_j - w_j^T m_n(j))^2
     return (0.5 * (var.log() - 1 + spread / var) - scale.log()).sum(-1)
 
 
