@@ -106,6 +106,15 @@ def build(name, dtype=F64, seed=0, **hyperparameters):
     return method(x, y, kernel, Gaussian(0.05), seed=seed, **settings)
 
 
+def stir(gp, amount=0.3):
+    """Move the parameters of q, so that nothing is zero or one by accident."""
+    q = getattr(gp, "q", None)
+    with torch.no_grad():
+        for param in () if q is None else q.parameters():
+            param.add_(amount * torch.randn_like(param))
+    return gp
+
+
 def q_of(gp, rows=None):
     """q(u) of a method at some of its points (None: all), at the present hyperparameters."""
     return gp.q.at_rows(gp.posterior(gp.bound()), rows)

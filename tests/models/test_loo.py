@@ -7,9 +7,8 @@ import torch
 from builders import AUGMENTED, matern, waves
 from oracles.dense import dense_covariance
 from pyro import poutine
-from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer import TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import Adam
 from scipy import integrate
 from torch.distributions import kl_divergence
 
@@ -95,13 +94,6 @@ def test_disjoint_batches_average_exactly(likelihood, make, guide):
         gp.q.log_scale.data.fill_(-30.0)  # no randomness left
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(10)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-9)
-
-
-def test_disjoint_batches_of_a_regression_average_exactly():
-    x, y = waves(N)
-    gp = LOO(x, y, matern(), Gaussian(0.1), num_neighbors=5)
-    parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
-    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
 
 
 @pytest.mark.parametrize("divergence", ["posterior", "prior"])
@@ -310,21 +302,6 @@ def test_joint_draws_have_the_marginals_of_forward(likelihood, make):
     assert ((draws.var(0) / var - 1) / (2 / 5000) ** 0.5).abs().max() < 6
 
 
-def test_several_outputs_equal_separate_models():
-    x, y = waves(N)
-    both = torch.stack([y, -2 * y + 1], -1)
-    shared = LOO(x, both, matern(), Gaussian(0.1), num_neighbors=6)
-    own = LOO(x, both, matern(), Gaussian(torch.tensor([[0.1], [0.3]])), num_neighbors=6)
-    single = [LOO(x, both[:, t], matern(), Gaussian(v), num_neighbors=6) for t, v in ((0, 0.1), (1, 0.1), (1, 0.3))]
-    idx = torch.arange(0, N, 3)
-    for args in ((), (idx,)):
-        values = [loss(gp, *args) for gp in single]
-        assert loss(shared, *args) == pytest.approx(values[0] + values[1], rel=1e-7)  # 0.1 is a float32 here
-        assert loss(own, *args) == pytest.approx(values[0] + values[2], rel=1e-7)
-    assert shared.predict(x[:4]).batch_shape == own.predict(x[:4]).batch_shape == (2, 4)
-    assert own.sample(x[:4] + 1, 3).shape == (3, 2, 4)
-
-
 def test_mean_functions_per_class():
     x, f = waves(N)
     linear = torch.nn.Linear(2, 3).double()
@@ -413,23 +390,6 @@ def test_training_improves_every_likelihood(likelihood, make):
 
 
 @pytest.mark.slow
-def test_hyperparameters_with_priors_are_learned():
-    x, f = waves(N)
-    k = matern()
-    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
-    likelihood = NegativeBinomial()
-    likelihood.total_count = PyroSample(dist.LogNormal(1.0, 0.5))
-    gp = LOO(x, (f + 1).exp().round(), k, likelihood, num_neighbors=6)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = [svi.step(torch.randperm(N)[:20]) for _ in range(30)]
-    assert sum(losses[-10:]) < sum(losses[:10])
-    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
-    assert gp.sample(x[:3], 4).shape == (4, 3)
-    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
-    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
-
-
-@pytest.mark.slow
 def test_heavy_tails_are_found_and_do_not_disturb():
     """Noise of two degrees of freedom: its shape is recovered, and f is found better than under Gaussian noise."""
     x = torch.rand(1000, 2)
@@ -469,18 +429,6 @@ def test_figure_2_of_the_paper_noise_is_not_overestimated():
     assert found["bound"] > 3 * truth
 
 
-def test_two_models_do_not_share_parameters():
-    x, f = waves(N)
-    one, two = (LOO(x, f > 0, matern(), Bernoulli(), num_neighbors=6) for _ in range(2))
-    before = {name: value.clone() for name, value in two.state_dict().items()}
-    svi = SVI(one.model, one.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    for _ in range(3):
-        svi.step()
-    for name, value in two.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert not set(pyro.get_param_store())
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -509,15 +457,6 @@ def test_wrong_input(change, message):
         LOO(**settings)
 
 
-@pytest.mark.parametrize(
-    "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
-)
-def test_wrong_batches(idx):
-    x, y = waves(N)
-    with pytest.raises((ValueError, TypeError), match=r"expected idx"):
-        LOO(x, y, matern(), num_neighbors=6).model(idx)
-
-
 @pytest.mark.parametrize("likelihood", [Bernoulli(), StudentT(4.0, 0.3)])
 def test_auxiliary_variables_fit_in_a_larger_module(likelihood):
     x, y = waves(N)
@@ -538,14 +477,6 @@ def test_priors_of_the_likelihood_do_not_make_the_start_random():
         state = torch.get_rng_state()
     for one, two in zip(*(start.values() for start in starts), strict=True):
         assert torch.equal(one, two)
-
-
-def test_priors_assigned_too_late_are_an_error():
-    x, y = waves(N)
-    gp = LOO(x, y, matern(), num_neighbors=6)
-    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
-        gp.guide()
 
 
 def test_counts_far_above_their_r_start_near_the_data():

@@ -219,6 +219,7 @@ def test_data_leave_their_graph_behind():
         (torch.tensor([3, 1, 3]), r"expected idx without repeats, got 1 repeats"),
         (torch.tensor([-1, 2]), r"expected idx in 0\.\.59, got -1\.\.2"),
         (torch.tensor([0, 60]), r"expected idx in 0\.\.59, got 0\.\.60"),
+        (torch.empty(0, dtype=torch.long), r"expected idx"),
         (torch.tensor([1.0]), r"expected idx of dtype torch.int64, got torch.float32"),
         ([1, 2], r"expected idx to be a torch.Tensor, got list"),
     ],
@@ -315,9 +316,13 @@ def test_no_points_are_no_single_point():
 
 def test_two_instances_share_no_parameters(name):
     one, two = build(name), build(name)
-    before = [p.clone() for p in two.parameters()]
+    before = {key: value.clone() for key, value in two.named_parameters()}
     fit(one, 2, progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(before, two.parameters(), strict=True))
+    two.model()
+    two.guide()
+    assert all(torch.equal(value, before[key]) for key, value in two.named_parameters())
+    assert not torch.equal(one.kernel.lengthscale, two.kernel.lengthscale)
+    assert not set(pyro.get_param_store())
 
 
 @pytest.mark.parametrize("name", ["VNNGP", "LOO", "Vecchia", "SVGP"], indirect=False)

@@ -1,15 +1,13 @@
 import copy
-import pickle
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import matern, waves
+from builders import matern, stir, waves
 from oracles.dense import dense_covariance, gaussian_kl
-from oracles.problems import losses_inside_a_larger_program
 from oracles.waves import loss
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
 from torch import nn
@@ -40,14 +38,6 @@ F64 = torch.float64
 
 N, M = 48, 11
 FAMILIES = FullRank, MeanField
-
-
-def stir(gp):
-    """Put q somewhere that is nothing by accident."""
-    with torch.no_grad():
-        for param in gp.q.parameters():
-            param.add_(0.3 * torch.randn_like(param))
-    return gp
 
 
 def build(x, y, likelihood=None, inducing=M, **settings):
@@ -215,19 +205,6 @@ def test_disjoint_batches_average_exactly(likelihood, make, objective):
     for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(12)]
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["vfe", "fitc"])
-def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(objective):
-    x, y = waves()
-    gp = build(x, y, objective=objective)
-    exact = loss(gp)
-    assert loss(gp) == exact
-    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
-        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(60)])
-        assert values.std() > 0
-        assert abs(values.mean() - exact) < 6 * values.std() / 60**0.5
 
 
 @pytest.mark.parametrize("kl_scale", [1.0, 0.05])
@@ -423,18 +400,6 @@ def test_likelihoods_of_several_latent_functions(likelihood, make, objective):
         assert gp.sample(x[:5], 3, **settings).shape == (3, *gp.latent_shape, 5)
 
 
-def test_several_outputs_equal_separate_models():
-    x, y = waves()
-    both = torch.stack([y, -2 * y + 1], -1)
-    gp = SVGP(x, both, matern(), Gaussian(0.125), inducing=M, objective="fitc")
-    singles = [SVGP(x, both[:, t], matern(), Gaussian(0.125), inducing=M, objective="fitc") for t in range(2)]
-    for model in (gp, *singles):
-        model.solve()
-    idx = torch.arange(0, N, 3)
-    assert loss(gp, idx) == pytest.approx(sum(loss(s, idx) for s in singles), rel=1e-12)
-    assert gp.predict(x[:4]).mean.shape == (2, 4)
-
-
 def test_inducing_points_are_learned_or_not():
     x, y = waves(150)
     for learn in (True, False):
@@ -443,24 +408,6 @@ def test_inducing_points_are_learned_or_not():
         fit(gp, 20, batch_size=50, lr=0.05, progress=False)
         assert loss(gp) < start
         assert ((gp.z - before).abs().max() > 0.03) == learn
-
-
-@pytest.mark.slow
-def test_hyperparameters_with_priors_are_learned():
-    x, y = waves()
-    k = matern()
-    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
-    likelihood = Gaussian(0.125)
-    likelihood.variance = PyroSample(dist.LogNormal(-2.0, 1.0))
-    gp = SVGP(x, y, k, likelihood, inducing=M)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step() for _ in range(60)]
-    assert sum(losses[-20:]) < sum(losses[:20])
-    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
-    assert gp.sample(x[:3], 5).shape == (5, 3)
-    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
-    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
-    assert posterior["f"].shape == (4, N)
 
 
 def test_model_never_reads_the_guide():
@@ -477,40 +424,6 @@ def test_model_never_reads_the_guide():
     parts = (dist.Normal(weights @ u, var.sqrt()).log_prob(f), dist.Normal(f, noise_of(gp).sqrt()).log_prob(y))
     want = sum(part.sum() for part in parts) + dist.Normal(0, 1).log_prob(nu).sum()
     assert values[0] == pytest.approx(float(want.detach()), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_inside_a_larger_program():
-    x, y = waves()
-    gp = SVGP(x, None, lambda a, b: matern()(a, b).detach(), inducing=M)
-    covariate = torch.randn(N, dtype=F64)
-    losses = losses_inside_a_larger_program(gp, y, covariate, steps=60, batch_size=24)
-    assert losses[-20:].mean() < losses[:20].mean()
-    assert set(pyro.get_param_store()) == {"loc"}
-    for call in (gp.solve, lambda: gp.predict(x)):
-        with pytest.raises(ValueError, match=r"expected a likelihood in the model, got None"):
-            call()
-
-
-def test_saving_copying_and_pickling_keep_predictions():
-    x, y = waves()
-    gp, (new, _) = build(x, y), waves(5)
-    fresh = build(x, y, seed=3)
-    fresh.load_state_dict(gp.state_dict())
-    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
-        torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
-
-
-def test_single_precision_is_close_to_double():
-    x, y = waves()
-    wide, single = (
-        SVGP(x.to(d), y.to(d), matern(), Gaussian(0.125), inducing=x[:M].to(d), jitter=1e-5)
-        for d in (F64, torch.float32)
-    )
-    for gp in (wide, single):
-        gp.solve()
-    assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
-    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
 
 
 @pytest.mark.parametrize(

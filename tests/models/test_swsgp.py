@@ -1,16 +1,12 @@
-import copy
 import math
-import pickle
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import matern, waves
+from builders import matern, stir, waves
 from oracles.dense import dense_covariance
-from oracles.problems import losses_inside_a_larger_program
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.nn import PyroSample
+from pyro.infer import SVI
 from pyro.optim import Adam
 from torch.distributions import MultivariateNormal, kl_divergence
 
@@ -50,14 +46,6 @@ def test_a_start_in_the_data_spares_steps():
     gp = SWSGP(x, y, matern().double(), Gaussian(0.04), inducing=200)
     with torch.no_grad():
         assert (gp(x)[0] - torch.sin(5 * x.sum(-1))).square().mean().sqrt() < 0.12
-
-
-def stir(gp):
-    """Put q somewhere that is nothing by accident."""
-    with torch.no_grad():
-        for param in gp.q.parameters():
-            param.add_(0.3 * torch.randn_like(param))
-    return gp
 
 
 def build(x, y, likelihood=None, **settings):
@@ -177,19 +165,6 @@ def test_disjoint_batches_average_exactly(settings, likelihood):
     for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(8)]
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guide", FAMILIES)
-def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(guide):
-    x, y = waves(N)
-    gp = build(x, y, guide=guide(scale=0.5))
-    exact = loss(gp)
-    assert loss(gp) == exact
-    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
-        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(60)])
-        assert values.std() > 0
-        assert abs(values.mean() - exact) < 6 * values.std() / 60**0.5
 
 
 def test_neighbors_given_are_neighbors_found():
@@ -322,35 +297,6 @@ def test_a_covariance_function_as_its_own_metric_chooses_the_largest_values(lear
         gp.refresh_neighbors()
 
 
-@pytest.mark.parametrize("guide", FAMILIES)
-def test_several_outputs_equal_separate_models(guide):
-    x, y = waves(N)
-    both = torch.stack([y, -2 * y + 1], -1)
-    settings, loc = {"inducing": M, "num_neighbors": H}, torch.randn(M, 2, dtype=F64)
-    gp = SWSGP(x, both, matern(), Gaussian(0.125), guide=guide(loc, 0.5), **settings)
-    singles = [SWSGP(x, both[:, t], matern(), Gaussian(0.125), guide=guide(loc[:, t], 0.5), **settings) for t in (0, 1)]
-    for idx in (None, torch.arange(0, N, 3)):
-        assert loss(gp, idx) == pytest.approx(sum(loss(single, idx) for single in singles), rel=1e-12)
-    assert gp.predict(x[:4]).mean.shape == (2, 4)
-
-
-@pytest.mark.slow
-def test_hyperparameters_with_priors_are_learned():
-    x, y = waves(N)
-    k = matern()
-    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
-    gp = SWSGP(x, y, k, Gaussian(0.125), inducing=M, num_neighbors=H)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step() for _ in range(40)]
-    assert sum(losses[-10:]) < sum(losses[:10])
-    gp.refresh_neighbors()
-    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
-    assert gp.sample(x[:3], 5).shape == (5, 3)
-    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
-    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
-    assert posterior["u"].shape == (4, N, H)
-
-
 def test_model_is_the_stated_density():
     x, y = waves(N)
     gp, u, f = build(x, y), torch.randn(N, H, dtype=F64), torch.randn(N, dtype=F64)
@@ -363,39 +309,6 @@ def test_model_is_the_stated_density():
         want = want + dist.Normal(gp.mean.value + w[0] @ u[i], var[0].sqrt()).log_prob(f[i])
         want = want + dist.Normal(f[i], gp.likelihood.variance.sqrt()).log_prob(y[i])
     assert float(trace.log_prob_sum().detach()) == pytest.approx(float(want.detach()), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_inside_a_larger_program():
-    x, y = waves(N)
-    gp = SWSGP(x, None, matern(), inducing=M, num_neighbors=H)
-    losses = losses_inside_a_larger_program(gp, y, x[:, 0], steps=60, batch_size=20)
-    assert losses[-20:].mean() < losses[:20].mean()
-    assert set(pyro.get_param_store()) == {"loc"}
-    with pytest.raises(ValueError, match=r"SWSGP.predict: expected a likelihood in the model"):
-        gp.predict(x)
-
-
-@pytest.mark.parametrize("learn_inducing", [True, False])
-def test_saving_copying_and_pickling_keep_predictions(learn_inducing):
-    x, y = waves(N)
-    gp, (new, _) = build(x, y, learn_inducing=learn_inducing), waves(5)
-    gp.refresh_neighbors()
-    fresh = build(x, y, learn_inducing=learn_inducing, seed=3)
-    fresh.load_state_dict(gp.state_dict())
-    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
-        torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
-        assert loss(other) == loss(gp)
-
-
-def test_single_precision_is_close_to_double():
-    x, y = waves(N)
-    wide, single = (
-        SWSGP(x.to(d), y.to(d), matern(), Gaussian(0.125), inducing=x[:M].to(d), num_neighbors=H)
-        for d in (F64, torch.float32)
-    )
-    assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
-    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
 
 
 def test_hidden_duplicates_train_in_single_precision():
@@ -443,14 +356,6 @@ def test_wrong_places(x_new, settings, message):
     x, y = waves(N)
     with pytest.raises((ValueError, TypeError), match=message):
         build(x, y)(x_new, **settings)
-
-
-def test_priors_assigned_too_late_are_an_error():
-    x, y = waves(N)
-    gp = build(x, y)
-    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"SWSGP.guide: expected hyperparameter priors to be assigned before"):
-        gp.guide()
 
 
 @pytest.mark.parametrize("likelihood", [Bernoulli(), Poisson()], ids=lambda each: type(each).__name__)

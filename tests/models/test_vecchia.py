@@ -100,19 +100,6 @@ def test_outputs_with_means_of_their_own(method):
 
 
 @methods
-def test_several_outputs_equal_separate_models(method):
-    x, y = waves(N)
-    both, settings = torch.stack([y, -2 * y + 1], -1), {"num_neighbors": 5, "method": method}
-    shared, own = model(x, both, **settings), model(x, both, [[0.1], [0.3]], **settings)
-    first, second, noisy = (model(x, both[:, t], v, **settings) for t, v in ((0, 0.1), (1, 0.1), (1, 0.3)))
-    for args in ((), (torch.arange(0, N, 3),)):
-        assert loss(shared, *args) == pytest.approx(loss(first, *args) + loss(second, *args), rel=1e-9)
-        assert loss(own, *args) == pytest.approx(loss(first, *args) + loss(noisy, *args), rel=1e-9)
-    assert own.predict(x[:4]).batch_shape == (2, 4)
-    assert own.sample(x[:4] + 1, 3).shape == (3, 2, 4)
-
-
-@methods
 def test_predictions_and_joint_draws_agree_with_dense_conditionals(method):
     x, y = waves(N)
     gp = model(x, y, num_neighbors=5, method=method)

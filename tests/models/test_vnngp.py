@@ -1,17 +1,11 @@
-import copy
 import os
-import pickle
 
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from builders import matern, waves
 from oracles.dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
-from oracles.problems import losses_inside_a_larger_program
 from oracles.waves import N, loss
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.nn import PyroSample
+from pyro.infer import SVI
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
@@ -92,36 +86,12 @@ def test_elbo_agrees_with_the_dense_one_at_few_neighbors():
     assert loss(gp) == pytest.approx(float(want), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"guide": PseudoObservations()}, {"guide": SparseCholesky(3)}, {"inducing": 16, "learn_inducing": True}],
-)
-@pytest.mark.parametrize("batch_size", [pytest.param(4, marks=pytest.mark.slow), 12])
-def test_disjoint_batches_average_exactly(settings, batch_size):
-    x, y = waves()
-    gp = trained(x, y, num_neighbors=7, **settings)
-    parts = [loss(gp, idx) for idx in torch.randperm(N).split(batch_size)]
-    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
-
-
 @pytest.mark.parametrize("settings", [{}, {"inducing": 24, "learn_inducing": True, "guide": SparseCholesky(3)}])
 def test_batches_of_data_and_inducing_points_apart(settings):
     x, y = waves()
     gp = trained(x, y, num_neighbors=5, **settings)
     pairs = [(i, j) for i in torch.randperm(N).split(24) for j in torch.randperm(gp.num_inducing).split(12)]
     assert sum(loss(gp, i, j) for i, j in pairs) / len(pairs) == pytest.approx(loss(gp), rel=1e-10)
-
-
-@pytest.mark.slow
-def test_integrating_elbo_is_what_monte_carlo_elbos_estimate():
-    x, y = waves()
-    gp = trained(x, y, num_neighbors=6, steps=100)
-    exact = loss(gp)
-    assert loss(gp) == exact
-    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
-        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(300)])
-        assert values.std() > 0
-        assert abs(values.mean() - exact) < 6 * values.std() / 300**0.5
 
 
 def test_figure_3_of_the_paper_divergence_against_neighbors():
@@ -258,58 +228,6 @@ def test_other_likelihoods_train_and_predict(likelihood, make, guide):
     assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
 
 
-def test_several_outputs_equal_separate_models():
-    x, y = waves()
-    both = torch.stack([y, -2 * y + 1], -1)
-    gp = VNNGP(x, both, matern(), Gaussian(0.1), num_neighbors=6, guide=MeanField(scale=0.1))
-    singles = [
-        VNNGP(x, both[:, t], matern(), Gaussian(0.1), num_neighbors=6, guide=MeanField(scale=0.1)) for t in range(2)
-    ]
-    assert loss(gp) == pytest.approx(sum(loss(s) for s in singles), rel=1e-12)
-    idx = torch.arange(0, N, 3)
-    assert loss(gp, idx) == pytest.approx(sum(loss(s, idx) for s in singles), rel=1e-12)
-    assert gp.predict(x[:4]).mean.shape == (2, 4)
-
-
-@pytest.mark.slow
-def test_hyperparameters_with_priors_are_learned():
-    x, y = waves()
-    k = matern()
-    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
-    likelihood = Gaussian(0.1)
-    likelihood.variance = PyroSample(dist.LogNormal(-2.0, 1.0))
-    gp = VNNGP(x, y, k, likelihood, num_neighbors=6)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step() for _ in range(150)]
-    assert sum(losses[-20:]) < sum(losses[:20])
-    trace = pyro.poutine.trace(gp.guide).get_trace()
-    assert {"kernel.lengthscale", "likelihood.variance"} <= set(trace.nodes)
-    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
-    draws = gp.sample(x[:3], 5)
-    assert draws.shape == (5, 3)
-    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
-    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
-
-
-def test_priors_assigned_too_late_are_an_error():
-    x, y = waves()
-    gp = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6)
-    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
-        gp.guide()
-
-
-@pytest.mark.slow
-def test_inside_a_larger_program():
-    x, y = waves()
-    gp = VNNGP(x, None, matern(), num_neighbors=6)
-    covariate = torch.randn(N, dtype=F64)
-    losses = losses_inside_a_larger_program(gp, y, covariate, steps=200, batch_size=24)
-    assert losses[-40:].mean() < losses[:40].mean()
-    assert set(pyro.get_param_store()) == {"loc"}
-    assert pyro.param("loc") != 0
-
-
 def test_mean_functions():
     x, _ = waves()
     linear = torch.nn.Linear(2, 1).double()
@@ -320,40 +238,6 @@ def test_mean_functions():
         svi.step()
     assert (linear.weight - before).abs().max() > 0.01
     torch.testing.assert_close(gp(x[:3] + 100)[0], linear(x[:3] + 100)[:, 0])  # far away, the mean alone is left
-
-
-def test_two_models_do_not_share_parameters():
-    x, y = waves()
-    one, two = (VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=6) for _ in range(2))
-    before = {name: value.clone() for name, value in two.state_dict().items()}
-    svi = SVI(one.model, one.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    for _ in range(3):
-        svi.step()
-    two.model()
-    two.guide()
-    for name, value in two.state_dict().items():
-        assert torch.equal(value, before[name])
-        if name.startswith("kernel"):
-            assert not torch.equal(value, one.state_dict()[name])
-
-
-def test_saving_copying_and_pickling_keep_predictions():
-    x, y = waves()
-    gp, (new, _) = trained(x, y, num_neighbors=6, guide=SparseCholesky(3)), waves(5)
-    gp.refresh_neighbors()
-    fresh = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6, guide=SparseCholesky(3), seed=3)
-    fresh.load_state_dict(gp.state_dict())
-    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
-        torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
-
-
-def test_single_precision_is_close_to_double():
-    x, y = waves()
-    wide, single = (
-        VNNGP(x.to(d), y.to(d), matern(), Gaussian(0.1), num_neighbors=6, jitter=1e-5) for d in (F64, torch.float32)
-    )
-    assert single(x.float())[0].dtype == torch.float32
-    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
 
 
 def test_row_order_does_not_matter():
@@ -414,16 +298,6 @@ def test_wrong_input(change, message):
     settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "num_neighbors": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         VNNGP(**settings)
-
-
-@pytest.mark.parametrize(
-    "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
-)
-def test_wrong_batches(idx):
-    x, y = waves()
-    gp = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6)
-    with pytest.raises((ValueError, TypeError), match=r"expected idx"):
-        gp.model(idx)
 
 
 def test_without_a_likelihood_there_is_nothing_to_predict():

@@ -1,0 +1,160 @@
+"""Laws that methods obey alike: batches, outputs, precision, copies, priors, and programs around them."""
+
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from builders import F64, METHODS, K, N, P, build, data, matern, methods, stir, waves
+from oracles.problems import losses_inside_a_larger_program
+from oracles.waves import loss
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+
+from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.likelihoods import Gaussian, NegativeBinomial
+from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, MLLk, Vecchia
+from pyro_nngp.variational import FullRank, MeanField, SparseCholesky
+
+F32 = torch.float32
+apart = pytest.mark.parametrize("name", [name for name in methods() if "Vecchia-inducing" not in str(name)])
+
+
+@apart
+def test_disjoint_batches_average_exactly(name):
+    gp = stir(build(name))
+    parts = [loss(gp, idx) for idx in torch.randperm(N).split(10)]
+    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
+
+
+@apart
+def test_several_outputs_equal_separate_models(name):
+    x, y = data()
+    both, idx = torch.stack([y, y.flip(0)], -1), torch.arange(0, N, 3)
+    method, settings = METHODS[name]
+
+    def made(y):
+        torch.manual_seed(0)  # networks
+        given = {key: value() if callable(value) else value for key, value in settings.items()}
+        gp = method(x, y, matern(), Gaussian(torch.tensor(0.1, dtype=F64)), mean=lambda x: 0.3 + 0 * x[:, 0], **given)
+        if getattr(gp, "can_solve", False):
+            gp.solve()
+        return gp
+
+    together, singles = made(both), [made(both[:, t]) for t in (0, 1)]
+    for args in ((), (idx,)):
+        assert loss(together, *args) == pytest.approx(sum(loss(gp, *args) for gp in singles), rel=1e-6)
+    assert together.predict(x[:4]).batch_shape == (2, 4)
+    assert together.sample(x[:4] + 1, 3).shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize("method", [LOO, MLLk, Vecchia])
+def test_outputs_have_noise_of_their_own(method):
+    x, y = waves(40)
+    both = torch.stack([y, -2 * y + 1], -1)
+
+    def made(y, *noise):
+        return method(x, y, matern(), Gaussian(torch.tensor(noise, dtype=F64)), num_neighbors=5)
+
+    own = made(both, [0.1], [0.3])
+    singles = [method(x, both[:, t], matern(), Gaussian(0.1 + 0.2 * t), num_neighbors=5) for t in (0, 1)]
+    for args in ((), (torch.arange(0, 40, 3),)):
+        assert loss(own, *args) == pytest.approx(sum(loss(gp, *args) for gp in singles), rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [(VNNGP, {"num_neighbors": 6}), (SWSGP, {"inducing": 12, "num_neighbors": 5}), (SVGP, {"inducing": 12})],
+)
+def test_single_precision_is_close_to_double(method, settings):
+    x, y = waves()
+    wide, single = (method(x.to(d), y.to(d), matern(), Gaussian(0.1), jitter=1e-5, **settings) for d in (F64, F32))
+    single.load_state_dict(wide.state_dict())
+    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_saving_copying_and_pickling_keep_predictions(name):
+    lengthscale = torch.tensor([0.3, 0.8], dtype=F64)
+    gp, x_new = stir(build(name, lengthscale=lengthscale.flip(0))), data()[0][:P] + 0.01
+    gp.kernel.lengthscale = lengthscale
+    if hasattr(gp, "refresh_neighbors"):
+        gp.refresh_neighbors()
+    fresh = build(name, seed=3, lengthscale=lengthscale)
+    fresh.load_state_dict(gp.state_dict())
+    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
+        torch.testing.assert_close(other(x_new), gp(x_new), rtol=0, atol=0)
+        assert loss(other) == loss(gp)
+
+
+def prior(*shape):
+    return PyroSample(dist.LogNormal(torch.zeros(shape), torch.ones(shape)).to_event(len(shape)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings", "site"),
+    [
+        (VNNGP, {"num_neighbors": 6}, "u"),
+        (SVGP, {"inducing": 11}, "f"),
+        (SWSGP, {"inducing": 12, "num_neighbors": 5}, "u"),
+        (LOO, {"num_neighbors": 6}, "omega"),
+    ],
+)
+def test_hyperparameters_with_priors_are_learned(method, settings, site):
+    (x, y), kernel, likelihood = waves(), matern(), Gaussian(0.1)
+    kernel.lengthscale, likelihood.variance = prior(2), PyroSample(dist.LogNormal(-2.0, 1.0))
+    if method is LOO:
+        y, likelihood = (y + 1).exp().round(), NegativeBinomial()
+        likelihood.total_count = PyroSample(dist.LogNormal(1.0, 0.5))
+    gp = method(x, y, kernel, likelihood, **settings)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step() for _ in range(100)]
+    assert sum(losses[-20:]) < sum(losses[:20])
+    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
+    assert gp.sample(x[:3], 5).shape == (5, 3)
+    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
+    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+    assert posterior[site].shape[0] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (VNNGP, {"num_neighbors": 6, "guide": MeanField()}),
+        (VNNGP, {"num_neighbors": 6, "guide": SparseCholesky(3)}),
+        (SVGP, {"inducing": 11}),
+        (SVGP, {"inducing": 11, "objective": "fitc"}),
+        (SWSGP, {"inducing": 12, "num_neighbors": 5, "guide": MeanField(scale=0.5)}),
+        (SWSGP, {"inducing": 12, "num_neighbors": 5, "guide": FullRank(scale=0.5)}),
+    ],
+)
+def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(method, settings):
+    gp = stir(method(*waves(40), matern(), Gaussian(0.125), **settings))
+    exact = loss(gp)
+    assert loss(gp) == exact
+    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
+        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(100)])
+        assert values.std() > 0
+        assert abs(values.mean() - exact) < 6 * values.std() / 100**0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [(VNNGP, {"num_neighbors": K}), (SVGP, {"inducing": 11}), (SWSGP, {"inducing": 12, "num_neighbors": 5})],
+)
+def test_f_inside_a_larger_program(method, settings):
+    x, y = waves()
+    gp = method(x, None, lambda a, b: matern()(a, b).detach(), **settings)
+    losses = losses_inside_a_larger_program(gp, y, torch.randn(len(x), dtype=F64), steps=100, batch_size=24)
+    assert losses[-40:].mean() < losses[:40].mean()
+    assert set(pyro.get_param_store()) == {"loc"}
+    assert pyro.param("loc") != 0
+    for call in (gp.predict, *([lambda x: gp.solve()] if method is SVGP else [])):
+        with pytest.raises(ValueError, match=r"expected a likelihood in the model, got None"):
+            call(x)
