@@ -30,7 +30,7 @@ from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.hyperparameters import assign, release, scaled
 from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.kernels.base import check_covariance, check_kernels
+from pyro_nngp.kernels.binding import check_covariance, check_kernels
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks, solve_triangular

@@ -34,7 +34,7 @@ from pyro_nngp.hyperparameters import scaled, unset_hyperparameters
 from pyro_nngp.hyperparameters.priors import sampled_attributes
 from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.kernels import Kernel
-from pyro_nngp.kernels.base import check_covariance
+from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.loadings import Correlations, FactorLoadings
 from pyro_nngp.means import BasisMean

@@ -44,7 +44,7 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
 from pyro_nngp.kernels import Matern52, neighbor_metric
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.likelihoods.convolved import convolved

@@ -30,7 +30,7 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels.base import bind_double, check_covariance
+from pyro_nngp.kernels.binding import bind_double, check_covariance
 from pyro_nngp.linalg import DEFAULT_JITTER, add_diagonal, cholesky, factor_inverse, factor_log_det, factor_solve
 from pyro_nngp.neighbors import NeighborGraph
 

@@ -16,7 +16,7 @@ from pyro_nngp._kinds import check_callable, check_metric
 from pyro_nngp._random import seeded
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters import HyperparameterGuide, unset_hyperparameters
-from pyro_nngp.kernels.base import check_covariance
+from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean

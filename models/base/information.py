@@ -50,7 +50,7 @@ from pyro_nngp._random import shuffled
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.coefficients import posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import add_diagonal, cholesky, factor_inverse, factor_solve
 from pyro_nngp.means import BasisMean

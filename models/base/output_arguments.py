@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.hyperparameters import release
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.kernels.base import check_kernels
+from pyro_nngp.kernels.binding import check_kernels
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 
 

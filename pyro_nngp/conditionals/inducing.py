@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_floating, check_number
 from pyro_nngp.conditionals.general_kernel import variance_left
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, half_solve
 
 

@@ -27,7 +27,8 @@ from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import gradients_of
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.kernels.base import Whole, bind_double
+from pyro_nngp.kernels.binding import bind_double
+from pyro_nngp.kernels.covariance import Whole
 from pyro_nngp.linalg import cholesky, half_solve
 from pyro_nngp.linalg.neighbor_products import feature_gradients, gram_of_neighbors, gram_with_neighbors
 from pyro_nngp.native import conditional as compiled

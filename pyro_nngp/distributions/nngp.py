@@ -37,7 +37,7 @@ from pyro_nngp._kinds import draws_shape, validation
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind
-from pyro_nngp.kernels.base import check_covariance
+from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.kernels.metric import warn_of_unset_lengthscale
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.inducing.priors import InducingPrior, inducing_prior
-from pyro_nngp.kernels.base import bind_double, check_covariance
+from pyro_nngp.kernels.binding import bind_double, check_covariance
 from pyro_nngp.linalg import cholesky
 
 

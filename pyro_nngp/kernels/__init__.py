@@ -12,7 +12,9 @@ Differs from ``pyro.contrib.gp.kernels``: batch dimensions, distances from diffe
 Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
-from pyro_nngp.kernels.base import Covariance, Kernel, Product, Sum, Wrapper, bind
+from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper
+from pyro_nngp.kernels.binding import bind
+from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.elementary import ArcCosine, Constant, Cosine, Linear, VerticalScaling
 from pyro_nngp.kernels.gibbs import Gibbs
 from pyro_nngp.kernels.matern import Matern

@@ -1,158 +1,25 @@
-"""Base classes of kernels: the plain covariance function, the module with its hyperparameters, sums and products.
+"""Base classes of kernels, modules with hyperparameters, and sums and products of them.
 
 Cost: the sum over the parts. Symbols: n, m points of the two blocks, D input columns.
 """
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule, pyro_method
-from torch import Tensor, nn
-from torch.func import functional_call
+from pyro.nn import pyro_method
+from torch import Tensor
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
-from pyro_nngp._kinds import check_flags, takes
+from pyro_nngp._kinds import check_flags
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
-from pyro_nngp.kernels.radial import Radial, broadcast_numbers
-
-KernelLike = Callable[[Tensor, Tensor], Tensor]
-"""Anything that maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m)."""
-
-
-@dataclass(frozen=True)
-class Covariance:
-    """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
-
-    ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
-    is given where the function is one stationary kernel, for code that can do better than evaluate blocks. Where the
-    hyperparameters have batch dimensions, the dimensions of results begin with them; ``batch_shape`` is their
-    shape, None where only an evaluation shows it. ``whole`` is given where the function is that of a residual.
-    """
-
-    block: KernelLike
-    diag: Callable[[Tensor], Tensor]
-    radial: Radial | None = None
-    batch_shape: torch.Size | None = torch.Size()
-    whole: "Whole | None" = None
-
-    def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "..."]:
-        """Covariances (*S, ..., n, m) of rows of x with rows of z, which autograd may need: do not change them."""
-        return self.block(x, z)
-
-    def nugget(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "..."]:
-        """The variances that a relative nugget multiplies: those of the process, where this is its residual."""
-        return self.diag(x) if self.whole is None else self.whole.kernel.diag(x[..., : self.whole.dim])
-
-    def shifted(self, count: int) -> "Covariance":
-        """Covariance with `count` batch dimensions of size 1 added at the right, or removed if negative.
-
-        Batches of hyperparameters carry such dimensions for plates of a program that enclose only the data.
-        """
-        if not self.batch_shape or not count:
-            return self
-        rank, stop = len(self.batch_shape), len(self.batch_shape) + min(count, 0)
-        ones = (1,) * count
-
-        def leading(value: Tensor) -> Tensor:
-            return value.reshape(*value.shape[:stop], *ones, *value.shape[rank:])
-
-        def of_part(value: Tensor, own: int) -> Tensor:
-            batch = value.shape[: value.dim() - own]
-            kept = batch[: max(0, len(batch) + min(count, 0))]
-            return value.reshape((*kept, *(ones if batch else ()), *value.shape[len(batch) :]))
-
-        parts = self.radial
-        if parts is not None:
-            scale = parts.lengthscale
-            scale = of_part(scale, min(1, scale.dim()))
-            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, 0)
-            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0), smoothness=smoothness)
-        batch = (*self.batch_shape[:stop], *ones)
-        return Covariance(
-            lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)
-        )
-
-
-class Whole(NamedTuple):
-    """The process of a residual, whose points have the values of its low-rank features as further columns."""
-
-    kernel: Covariance
-    dim: int
-    """Number of columns before the features."""
-
-
-def bind(kernel: KernelLike) -> Covariance:
-    """Read the hyperparameters of a :class:`Kernel` once, or wrap any other covariance function.
-
-    Args:
-        kernel: a :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
-            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. The variances of a callable are computed as blocks of one
-            point.
-
-    Raises:
-        TypeError: if ``kernel`` is not callable, or returns something other than a tensor.
-        ValueError: if a callable returns a tensor whose shape does not end in (n, m).
-    """
-    if isinstance(kernel, Kernel):
-        return kernel.bind()
-    if isinstance(kernel, Covariance):
-        return kernel
-    check_covariance("bind", kernel)
-
-    def block(x: Tensor, z: Tensor) -> Tensor:
-        value = kernel(x, z)
-        if not isinstance(value, Tensor):
-            cure = "Convert lazy matrices inside the callable, e.g. with .to_dense()."
-            fail("bind", "kernel(x, z)", "to be a torch.Tensor", type(value).__name__, cure, TypeError)
-        sizes = (x.shape[-2], z.shape[-2])
-        if value.shape[-2:] != sizes:
-            cure = "The callable has to map (..., n, D) and (..., m, D) to (..., n, m)."
-            fail("bind", "kernel(x, z)", f"of shape (..., n, m) with (n, m) = {sizes}", tuple(value.shape), cure)
-        return value
-
-    def diag(x: Tensor) -> Tensor:
-        point = x[..., None, :]
-        return block(point, point)[..., 0, 0]
-
-    return Covariance(block, diag, batch_shape=None)
-
-
-def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
-    """Bind a kernel for float64 points and blocks, whatever the dtype of its weights.
-
-    Modules such as deep kernels are evaluated in float64, with copies of their weights. Opaque callables are evaluated
-    in `dtype`, with its precision.
-
-    Args:
-        kernel: as in :func:`bind`.
-        dtype: dtype of the data and of the weights.
-    """
-    if isinstance(kernel, nn.Module) and not isinstance(kernel, Kernel):
-        parts = list(kernel.named_modules())
-        if all(isinstance(part, Kernel) or not isinstance(part, PyroModule) for _, part in parts):
-            weights = {
-                name: value.double()
-                for prefix, part in parts
-                if not isinstance(part, PyroModule)  # kernels follow the dtype of the points anyway
-                for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
-                if value.is_floating_point()
-            }
-            return bind(lambda x, z: functional_call(kernel, weights, (x, z)))
-    cov = bind(kernel)
-    if isinstance(kernel, Kernel | Covariance):
-        return cov
-    return Covariance(
-        lambda x, z: cov(x.to(dtype), z.to(dtype)).double(),
-        lambda x: cov.diag(x.to(dtype)).double(),
-        batch_shape=cov.batch_shape,
-    )
+from pyro_nngp.kernels.covariance import Covariance, covariance_of, joint_batch_shape
+from pyro_nngp.kernels.radial import broadcast_numbers
 
 
 class Kernel(GPModule):
@@ -218,8 +85,8 @@ class Kernel(GPModule):
         values = bound.read_all()
         batch = self.batch_shape_of(values)
         if not batch:
-            return replace(bind(bound.forward), batch_shape=batch)
-        covs = [bind(one.forward) for one in self._each_set(bound, values, batch)]
+            return replace(covariance_of(bound.forward), batch_shape=batch)
+        covs = [covariance_of(one.forward) for one in self._each_set(bound, values, batch)]
         return Covariance(
             lambda x, z: torch.stack([cov(x, z) for cov in covs]).unflatten(0, batch),
             lambda x: torch.stack([cov.diag(x) for cov in covs]).unflatten(0, batch),
@@ -408,34 +275,6 @@ class Product(_Pair):
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         batch = joint_batch_shape(cov0, cov1)
         return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x), None, batch)
-
-
-def joint_batch_shape(*covs: Covariance) -> torch.Size | None:
-    """Joint batch shape of covariance functions; None if it is unknown for one of them."""
-    shapes = [cov.batch_shape for cov in covs]
-    return None if None in shapes else torch.broadcast_shapes(*(shape for shape in shapes if shape is not None))
-
-
-def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:
-    """Raise unless ``kernel`` is callable with two arguments and, given x, acts on the columns of x."""
-    if not callable(kernel) or isinstance(kernel, type):
-        actual = kernel.__name__ if isinstance(kernel, type) else type(kernel).__name__
-        fail(where, "kernel", "to be a Kernel or a callable", actual, "Pass an instance, such as RBF(2).", TypeError)
-    if isinstance(kernel, Kernel):
-        if x is not None:
-            kernel.check_columns(x)
-    elif not takes(kernel, 2):
-        actual = f"{type(kernel).__name__}, which does not take two arguments"
-        cure = "Pass a kernel such as RBF(2), and name other parts, as in likelihood= and mean=."
-        fail(where, "kernel", "to be a covariance function of x and z", actual, cure, TypeError)
-
-
-def check_kernels(where: str, kernels: Any) -> list[nn.Module]:
-    """Return a list of kernels; raise ``TypeError`` unless they are a sequence of modules."""
-    if not isinstance(kernels, Sequence) or not kernels or not all(isinstance(each, nn.Module) for each in kernels):
-        cure = "Give one per latent function."
-        fail(where, "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
-    return list(kernels)
 
 
 def check_kernel(where: str, arg: str, kernel: Kernel) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter
-from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.radial import broadcast_columns, broadcast_numbers, map_centered
 
 _PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite

@@ -18,7 +18,8 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
+from pyro_nngp.kernels.base import Kernel, Wrapper
+from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.stationary import check_scale_mixture
 
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
-from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper, bind_double
+from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
 

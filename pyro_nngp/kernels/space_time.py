@@ -16,7 +16,8 @@ from torch import Tensor
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.hyperparameters import Hyperparameter, between, positive
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
+from pyro_nngp.kernels.base import Kernel, Wrapper
+from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.stationary import check_scale_mixture
 
 _FLOOR = 1e-24  # squared time lags up to this count as zero

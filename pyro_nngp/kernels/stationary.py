@@ -17,7 +17,8 @@ from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_flags
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Sum
+from pyro_nngp.kernels.base import Kernel, Sum
+from pyro_nngp.kernels.covariance import Covariance, KernelLike
 
 
 def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " D"] | None:

@@ -21,7 +21,8 @@ from torch.func import functional_call
 from pyro_nngp._checks import check_number, check_tensor, fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import GPModule
-from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.covariance import Covariance
 
 
 class Warped(Wrapper):

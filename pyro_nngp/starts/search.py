@@ -15,7 +15,7 @@ from torch.distributions import transform_to
 from pyro_nngp._indexing import repeats
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import KernelMetric
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.neighbors import nearest

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.linalg import factor_inverse, factor_log_det
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.variational.evidence_excess import Excess

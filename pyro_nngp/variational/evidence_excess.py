@@ -34,7 +34,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import bind
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor

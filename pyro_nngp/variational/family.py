@@ -23,7 +23,7 @@ from pyro_nngp.coefficients import Trend, posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE

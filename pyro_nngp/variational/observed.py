@@ -35,7 +35,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.rows import EVERY, At, Part

@@ -13,7 +13,7 @@ from torch import nn
 import pyro_nngp as nngp
 from pyro_nngp.conditionals import nn_conditional
 from pyro_nngp.kernels import Kernel, KernelMetric, Matern32, Rotation, Warped, bind, neighbor_metric
-from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.binding import bind_double
 
 
 def net(rows: int = 3) -> nn.Module:
