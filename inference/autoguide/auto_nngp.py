@@ -21,7 +21,7 @@ some dozens of factorizations. Symbols: h hyperparameters in unconstrained space
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,35 +36,33 @@ from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroParam
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
-from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_int, check_number, fail, warn
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference._traces import check_program, sample_sites
+from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide import laplace
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior, covariance_tril, prior_variances
-from pyro_nngp.inference.autoguide.discrete_sums import enumerated, summed
 from pyro_nngp.inference.autoguide.drawn_sites import Value
 from pyro_nngp.inference.autoguide.fit_check import ENOUGH, Weighted, joined, warn_of_poor_fit
 from pyro_nngp.inference.autoguide.fixed_point import averaged_mode, between, fixed_point
 from pyro_nngp.inference.autoguide.in_units import InUnits
 from pyro_nngp.inference.autoguide.linear_predictor import (
     Blocks,
-    Jacobian,
     colored,
     gaussian_base,
     irregular,
     leaf_shape,
     linear_sites,
     log_det_root,
-    run_at_leaves,
     value_at,
 )
-from pyro_nngp.inference.autoguide.observations import check_density, observed_sites
+from pyro_nngp.inference.autoguide.linearized_program import LinearizedProgram
+from pyro_nngp.inference.autoguide.observations import check_density
 from pyro_nngp.inference.autoguide.program_checks import check_repeatable, check_sites, near, same
 from pyro_nngp.inference.autoguide.quadratics import Marginals, Observations
+from pyro_nngp.inference.autoguide.unconstrained import Unconstrained
 from pyro_nngp.inference.diagnostics.calibration import pareto_shape
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
@@ -106,6 +104,7 @@ class AutoNNGP(AutoGuide):
 
     Attributes:
         gaussian, hyperparameters: names of the two kinds of sites, after the first call.
+        space: the map between values of the hyperparameters and vectors in unconstrained space.
         loc, scale, scale_tril: m, and L as standard deviations times a unit triangle.
 
     Raises:
@@ -137,8 +136,8 @@ class AutoNNGP(AutoGuide):
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
         super().__init__(InitMessenger(init_loc_fn)(model))
         self._model, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide
-        self._program = self._model
-        self._nesting: int | None = None  # dimensions of plates, in programs with discrete sites
+        self._program: Any = None  # after the first call
+        self.space = Unconstrained([], [], [], [])
         self._draws: list[Weighted] = []  # after training
         self.gaussian: list[str] = []
         self.hyperparameters: list[str] = []
@@ -148,41 +147,29 @@ class AutoNNGP(AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         try:
-            self._set_program(args, kwargs)
             self._setup(args, kwargs)
         except Exception:
             self.prototype_trace = None
             raise
-
-    def _set_program(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        """The program to run: with all values of its discrete sites, which are summed out and none of the guide's."""
-        stochastic = dict(self.prototype_trace.iter_stochastic_nodes())
-        discrete = [name for name, site in stochastic.items() if site["fn"].has_enumerate_support]
-        for name in discrete:
-            self.prototype_trace.remove_node(name)
-        if discrete:
-            sites = sample_sites(run_at_leaves(self._model[0], args, kwargs, {}, {})).values()
-            plates = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
-            nesting = self._nesting = max((-frame.dim for frame in plates), default=0)
-            self._program = (enumerated(self._model[0], nesting),)
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         if self.master is not None:
             cure = "Pass it the whole program: sites that are not Gaussian are its hyperparameters."
             fail("AutoNNGP", "the guide", "of a whole program", "a part of an AutoGuideList", cure)
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
+        discrete = [name for name, site in sites.items() if site["fn"].has_enumerate_support]
+        for name in discrete:  # summed out, and none of the guide's
+            self.prototype_trace.remove_node(name)
+            del sites[name]
+        self._program = LinearizedProgram(self._model[0], args, kwargs, bool(discrete))
         check_sites(sites)
-        self._arguments = args, kwargs
-        self.gaussian = linear_sites(sites, self._phi_at)
+        self.gaussian = linear_sites(sites, self._program.phi)
         self.hyperparameters = [name for name in sites if name not in self.gaussian]
-        self._supports = [sites[name]["fn"].support for name in self.hyperparameters]
         with torch.no_grad():
             values = {name: sites[name]["value"].detach() for name in self.hyperparameters}
-            starts = [biject_to(s).inv(v) for s, v in zip(self._supports, values.values(), strict=True)]
-        self._hyper_shapes = [start.shape for start in starts]
+            self.space, loc = Unconstrained.of(sites, self.hyperparameters)
         stored = False
-        if starts:
-            loc = torch.cat([start.flatten() for start in starts])
+        if self.hyperparameters:
             known = self._stored(loc)
             stored, unit = known is not None, torch.ones_like(loc)
             if known is not None:
@@ -190,18 +177,18 @@ class AutoNNGP(AutoGuide):
             self._set_loc(loc, unit)
             self.scale = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive)
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
-            values = self._values_at(self.loc.detach())
+            values = self.space.values(self.loc.detach())
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves
-        trace, observed, jacobian = self._linearize(values, leaves)
-        check_repeatable(observed, self._linearize(values, leaves)[1])
+        trace, observed, jacobian = self._program.linearize(values, leaves)
+        check_repeatable(observed, self._program.linearize(values, leaves)[1])
         for name in self.hyperparameters:
             check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
         processes = {
             n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(gaussian_base(sites[n]["fn"]), NNGP)
         }
         anywhere = {n: irregular(i, v.shape).to(v) for i, (n, v) in enumerate(leaves.items())}
-        self._blocks = Blocks("AutoNNGP", self._linearize(values, anywhere)[2], processes)
+        self._blocks = Blocks("AutoNNGP", self._program.linearize(values, anywhere)[2], processes)
         variances = prior_variances(trace, jacobian, self._blocks).split([each.phi.numel() for each in observed])
         for i, (each, variance) in enumerate(zip(observed, variances, strict=True)):
             mean, tril = each.start(variance.reshape(each.phi.shape))
@@ -214,7 +201,7 @@ class AutoNNGP(AutoGuide):
             self._is_linear = all(map(near, there, q.phi(elsewhere)))
             self._set_marginals(averaged_mode(lambda at: self._conditional(values, at), self._marginals()))
             q = self._to_fixed_point(values)
-            if starts and len(loc) <= _MOST and not stored:
+            if self.hyperparameters and len(loc) <= _MOST and not stored:
                 q = self._start_hyperparameters()
             warn_of_poor_fit(self._weighted(q, q.draw(ENOUGH)), 0, "the Gaussian given the hyperparameters")
 
@@ -255,27 +242,6 @@ class AutoNNGP(AutoGuide):
             state_dict[f"{prefix}unit"] = self.unit
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _phi_at(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
-        """Parameters phi of the data at values and leaves, in one vector."""
-        _, observed, _ = self._linearize(values, leaves)
-        return torch.cat([each.phi.detach().flatten() for each in observed])
-
-    def _linearize(self, values: Mapping[str, Tensor], center: Mapping[str, Tensor]) -> tuple[Any, list, Jacobian]:
-        """Trace, observed sites and J at hyperparameters and leaves."""
-        with torch.enable_grad():
-            leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in center.items()}
-            values = {name: value.detach() for name, value in values.items()}
-
-            def run(*at: Tensor) -> Any:
-                there = dict(zip(leaves, at, strict=True))
-                trace = run_at_leaves(self._program[0], *self._arguments, values, there)
-                return trace if self._nesting is None else summed("AutoNNGP", trace, self._nesting)
-
-            every = list(leaves.values())
-            trace = run(*every)
-            observed = observed_sites("AutoNNGP", trace, every, run)
-            return trace, observed, Jacobian(torch.cat([each.phi.flatten() for each in observed]), leaves)
-
     def _marginals(self) -> list[Marginals]:
         """Distributions of phi at which log likelihoods are replaced, for each observed site."""
         count = sum(name.startswith("phi_") for name, _ in self.named_buffers(recurse=False))
@@ -288,16 +254,13 @@ class AutoNNGP(AutoGuide):
 
     def conditional_at(self, latent: Float[Tensor, " h"]) -> ConditionalPosterior:
         """The posterior q(z | theta) at hyperparameters in unconstrained space."""
-        return self._conditional(self._values_at(latent))
-
-    def _values_at(self, latent: Float[Tensor, " h"]) -> dict[str, Tensor]:
-        """Values of the hyperparameters by name."""
-        return {name: value for name, _, value in self.unpack(latent)}
+        return self._conditional(self.space.values(latent))
 
     def _conditional(self, values: Mapping[str, Tensor], at: Sequence[Marginals] | None = None) -> ConditionalPosterior:
         """The posterior q(z | theta) at values of the hyperparameters."""
         at = self._marginals() if at is None else at
-        return ConditionalPosterior(*self._linearize(values, self._center), self._blocks, at)
+        trace, observed, jacobian = self._program.linearize(values, self._center)
+        return ConditionalPosterior(trace, observed, jacobian, self._blocks, at)
 
     def _to_fixed_point(self, values: Mapping[str, Tensor]) -> ConditionalPosterior:
         """Move the marginals of phi, and the center of programs that are not linear, to their best values."""
@@ -323,7 +286,7 @@ class AutoNNGP(AutoGuide):
         """The observed sites at the hyperparameters of q and leaves."""
         values = {name: q.trace.nodes[name]["value"] for name in self.hyperparameters}
         center = {name: leaf.to(self._center[name]) for name, leaf in q.by_name(leaves).items()}
-        return self._linearize(values, center)[1]
+        return self._program.linearize(values, center)[1]
 
     @torch.no_grad()
     def _start_hyperparameters(self) -> ConditionalPosterior:
@@ -336,7 +299,7 @@ class AutoNNGP(AutoGuide):
         def move(u: Float[np.ndarray, " h"], least: float) -> float:
             latent, before = torch.from_numpy(u).to(self.loc), (self._marginals(), self._center)
             try:
-                bound = self._bound(latent, self._to_fixed_point(self._values_at(latent)))
+                bound = self._bound(latent, self._to_fixed_point(self.space.values(latent)))
             except _FAR_FROM_DATA:
                 bound = -math.inf
             if not bound > least:
@@ -348,18 +311,11 @@ class AutoNNGP(AutoGuide):
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self._set_loc(torch.from_numpy(mode).to(self.loc), tril.norm(dim=1))
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
-        return self._to_fixed_point(self._values_at(self.loc))
+        return self._to_fixed_point(self.space.values(self.loc))
 
     def _bound(self, latent: Float[Tensor, " h"], q: ConditionalPosterior) -> float:
         """Evidence lower bound of q(z | theta), and the log density of theta in unconstrained space."""
-        return q.elbo(q.marginals()) + q.log_hyperprior() + self._volume(latent)
-
-    def _volume(self, latent: Float[Tensor, " h"]) -> float:
-        """Log determinant of the map from unconstrained hyperparameters to their values."""
-        return sum(
-            float(biject_to(support).log_abs_det_jacobian(part, value).sum())
-            for support, (_, part, value) in zip(self._supports, self.unpack(latent), strict=True)
-        )
+        return q.elbo(q.marginals()) + q.log_hyperprior() + self.space.volume(latent)
 
     def _weighted(self, q: ConditionalPosterior, draws: Float[Tensor, "S d"]) -> Weighted:
         """Draws of q, weighted by the log likelihood over the factors in its place."""
@@ -374,7 +330,7 @@ class AutoNNGP(AutoGuide):
         weights, determined = self._weighted(q, draws)
         density = q.log_evidence()
         if self.hyperparameters:
-            density += self._volume(latent) - float(self._hyperparameter_distribution().log_prob(latent))
+            density += self.space.volume(latent) - float(self._hyperparameter_distribution().log_prob(latent))
         return Weighted(weights + density, determined)
 
     @torch.no_grad()
@@ -413,20 +369,10 @@ class AutoNNGP(AutoGuide):
         """Log density of data and unconstrained hyperparameters, z integrated out."""
         latent = torch.from_numpy(u).to(self.loc)
         try:
-            density = self.conditional_at(latent).log_evidence() + self._volume(latent)
+            density = self.conditional_at(latent).log_evidence() + self.space.volume(latent)
         except _FAR_FROM_DATA:
             return _IMPOSSIBLE
         return density if np.isfinite(density) else _IMPOSSIBLE
-
-    def unpack(self, latent: Float[Tensor, " h"]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Names, unconstrained values and values of the hyperparameters."""
-        if not self.hyperparameters:
-            return
-        parts = latent.split([shape.numel() for shape in self._hyper_shapes])
-        for name, shape, support, part in zip(
-            self.hyperparameters, self._hyper_shapes, self._supports, parts, strict=True
-        ):
-            yield name, part.reshape(shape), biject_to(support)(part.reshape(shape))
 
     # The guide.
 
@@ -439,12 +385,12 @@ class AutoNNGP(AutoGuide):
         learning = torch.is_grad_enabled() and self.training
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        elif learning and not same((args, kwargs), self._arguments):
+        elif learning and not same((args, kwargs), self._program.arguments):
             cure = "It needs all data at each step. Build a new guide for other data; take VNNGP for minibatches."
             fail("AutoNNGP", "arguments while training", "as at the first call", "others", cure)
         plates = self._create_plates(*args, **kwargs)
         latent = self._draw_hyperparameters()
-        values, densities = self._at(latent)
+        values, densities = self.space.values(latent), self.space.densities(latent)
         q = self._conditional({name: values[name] for name in self.hyperparameters})
         leaves = q.draw(1)[0]
         white = Value(leaves, q.log_white_prob(leaves), event_dim=1)  # not q itself: traces live on, and q is large
@@ -455,7 +401,7 @@ class AutoNNGP(AutoGuide):
             self._check(latent, q, leaves)
         place = colored if torch.is_grad_enabled() else value_at
         own = {name: values[name] for name in self.hyperparameters}
-        trace = run_at_leaves(self._program[0], *self._arguments, own, q.by_name(leaves), place)
+        trace = self._program.trace(own, q.by_name(leaves), place)
         for name in self.gaussian:
             values[name], densities[name] = trace.nodes[name]["value"], -log_det_root(trace.nodes[name]["fn"])
         result = {}
@@ -476,16 +422,6 @@ class AutoNNGP(AutoGuide):
             return torch.zeros(0)
         name = f"_{self._pyro_name}_hyperparameters"
         return pyro.sample(name, self._hyperparameter_distribution(), infer={"is_auxiliary": True})
-
-    def _at(self, latent: Float[Tensor, " h"]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Values of the hyperparameters, and log densities of the maps to them."""
-        values: dict[str, Tensor] = {}
-        densities: dict[str, Tensor] = {}
-        for (name, part, value), support in zip(self.unpack(latent), self._supports, strict=True):
-            density = biject_to(support).inv.log_abs_det_jacobian(value, part)
-            own = value.dim() - self.prototype_trace.nodes[name]["fn"].event_dim
-            values[name], densities[name] = value, density.flatten(own).sum(-1) if density.dim() > own else density
-        return values, densities
 
     @torch.no_grad()
     def _check(self, latent: Float[Tensor, " h"], q: ConditionalPosterior, leaves: Float[Tensor, " d"]) -> None:
@@ -513,7 +449,7 @@ class AutoNNGP(AutoGuide):
         """Medians of the hyperparameters, and of the Gaussian sites given them, by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        values = self._values_at(self.loc.detach()) if self.hyperparameters else {}
+        values = self.space.values(self.loc.detach()) if self.hyperparameters else {}
         q = self._conditional(values)
         return values | self._values(q, values, q.by_name(q.mean))
 
@@ -523,7 +459,7 @@ class AutoNNGP(AutoGuide):
         """Values of the Gaussian sites at leaves."""
         nodes = q.trace.nodes
         if not q.is_flat:
-            nodes = run_at_leaves(self._program[0], *self._arguments, values, leaves).nodes
+            nodes = self._program.trace(values, leaves).nodes
         return {name: value_at(nodes[name]["fn"], leaves[name]).detach() for name in self.gaussian}
 
     @torch.no_grad()
@@ -558,11 +494,11 @@ class AutoNNGP(AutoGuide):
         if self.hyperparameters:
             q_theta = self._hyperparameter_distribution()
             ends = dist.Normal(self.loc, q_theta.stddev).icdf(levels.to(self.loc)[:, None])
-            rows = [self._values_at(end) for end in ends]
+            rows = [self.space.values(end) for end in ends]
             result = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
             latent = q_theta.sample((count,))
         for row in latent:
-            values = self._values_at(row)
+            values = self.space.values(row)
             q = self._conditional(values)
             every = q.draw(_DRAWS_EACH * _HYPER_DRAWS // count)
             weighted.append(self._weighted_jointly(row, q, every[: _HYPER_DRAWS // count]))

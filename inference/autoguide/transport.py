@@ -165,7 +165,7 @@ class Map:
         places: dict[str, Place] = {}
         if self._h:
             latent = self._loc + self._tril @ epsilon.to(self._loc)
-            for name, part, value in self._guide[0].unpack(latent):
+            for name, part, value in self._guide[0].space.unpack(latent):
                 places[name] = _Hyperparameter(part, value)
         mean, log_scale, unit = self._moments
         for step, (mean_change, scale_change, _) in zip(epsilon, self._changes, strict=True):
