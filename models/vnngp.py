@@ -205,12 +205,12 @@ class VNNGP(Method):
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
         program, batch = Program.model(self, idx), self._batch(idx, inducing_idx)
-        # p(u) = prod_j N(u_j | w_j^T u_n(j), v_j); the batch J counts M / |J| times
+        # p(u) = prod_j p(u_j | u_n(j)) (eq. 9), N(w_j^T u_n(j), v_j) each (eq. 17); J counts M / |J| times (eq. 19)
         prior = self._prior(program.bound, batch)
         shape = torch.broadcast_shapes(prior.batch_shape, self.latent_shape)
         with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), prior.expand(shape).to_event(len(self.latent_shape)))
-        # f_i | u ~ N(mu_i + w_i^T u_n(i), v_i), y_i | f_i ~ p(y_i | f_i)
+        # f_i | u_n(i) ~ N(mu_i + w_i^T u_n(i), v_i) (eq. 9), y_i ~ p(y_i | f_i) (eq. 7); I counts N / |I| times
         return program.observe(self._f_given(program, u, batch))
 
     @pyro_method
@@ -219,7 +219,7 @@ class VNNGP(Method):
     ) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
         program, batch = Program.guide(self, idx), self._batch(idx, inducing_idx)
-        q = self._q_at(program, batch)
+        q = self._q_at(program, batch)  # mean-field prod_j N(m_j, s_j) (eq. 10), N(m, L L^T) (eq. 29), or another
         with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(program, u, batch, q)
@@ -246,7 +246,7 @@ class VNNGP(Method):
         return SparseCholeskyNormal(loc, scale, weights, each[0].pattern, each[0].rows, each[0].targets)
 
     def _f_given(self, program: Program, u: Tensor, batch: Batch, q: Any = None) -> Tensor:
-        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
+        """The site f given u; in the guide (q given) it has its marginal q(f_i) (eq. 11), for the integrating ELBO."""
         bound, positions, event_dim = program.bound, cast(Tensor, batch.extra), 1 + len(self.latent_shape)
         mean, u = program.mean(), program.outside(u, event_dim)
         if self.data_neighbors is None:  # f = mu + u
