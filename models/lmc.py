@@ -10,8 +10,7 @@ functions, K neighbors, B rows of a batch, P new points, S draws.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -22,12 +21,10 @@ from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
-from pyro_nngp._kinds import check_callable, check_steps
+from pyro_nngp._kinds import check_steps
 from pyro_nngp.bound import Bound
-from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.hyperparameters import scaled, unset_hyperparameters
@@ -38,24 +35,23 @@ from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.loadings import Correlations, FactorLoadings
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Draw, Method, Posterior, Program, neighbor_choice
+from pyro_nngp.models.base import Draw, Method, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.draws import drawn_values
-from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors, typical_noise
-from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
+from pyro_nngp.models.base.latent_functions import LatentFunctions, Moments, loading_at
+from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
+from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
 from pyro_nngp.models.base.targets import SeparateTargets
 from pyro_nngp.models.base.trend import bound_for_predictions
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
-from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, given_values, latent_priors
+from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, latent_priors
 from pyro_nngp.variational.factor_solution import find_intervals, solve_factors
 from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
 _NATS = 2e-3  # gain of a round per loading below which they are solved for
-_Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # loadings (P, T, L), means (L, P) and covariances (P, L, L)
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -150,19 +146,9 @@ class LMC(Method):
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         check_inputs("LMC", "x", x)
-        if not (mixing is None or isinstance(mixing, Tensor | PyroParam | PyroSample) or callable(mixing)):
-            expectation, cure = "to be a tensor (T, L) or a function of x", "Convert an array with torch.as_tensor."
-            fail("LMC", "mixing", expectation, type(mixing).__name__, cure, TypeError)
-        varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
-        factors = mixing if isinstance(mixing, FactorLoadings) else None
-        if factors is not None:
-            varies, (outputs, size) = False, factors.mode.shape
-            if outputs != y.shape[1]:
-                fail("LMC", "mixing", f"with {y.shape[1]} outputs, the columns of y", outputs, "Give it that number.")
-            num_latents = size if num_latents is None and not isinstance(kernels, int | Sequence) else num_latents
-        if varies:
-            check_callable("LMC", "mixing", mixing, "Pass a function (n, D) -> (n, T, L), or a tensor (T, L).", 1)
-        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
+        loading = Mixing("LMC", mixing, y.shape[1])
+        num_latents = loading.num_latents(kernels) if num_latents is None else num_latents
+        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, loading.varies)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
@@ -174,22 +160,11 @@ class LMC(Method):
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
-        shape = y.shape[1], self.num_functions
-        if factors is not None and count != factors.mode.shape[1]:
-            expectation, cure = f"with {count} factors, one per latent function", "Give one kernel, or one per factor."
-            fail("LMC", "mixing", expectation, factors.mode.shape[1], cure)
-        if varies:
+        loading.check(x, count)
+        self._first_loading, self._starts_mixing = loading.first, loading.is_parameter
+        if not loading.is_parameter:
             self.mixing: Any = mixing
-            check_loading("LMC", cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
-        elif isinstance(mixing, Tensor):
-            check_tensor("LMC", "mixing", mixing)
-            check_same_kind("LMC", x=x, mixing=mixing)
-            check_loading("LMC", mixing, shape)
-        elif mixing is not None:
-            self.mixing = mixing
-        self._first_loading = mixing if isinstance(mixing, Tensor) else None
-        self._starts_mixing = mixing is None or isinstance(mixing, Tensor)
-        unset = [] if varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
+        unset = [] if loading.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
         self._start()
         for part, name in unset:
             setattr(part, name, torch.ones_like(getattr(part, name)))
@@ -310,7 +285,7 @@ class LMC(Method):
         """The site f = mu + A u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions, u = program.x, cast(Tensor, batch.extra), program.outside(u, 2)
         bounds, sets = program.sets()
-        loadings = [_loading(bound, x, self.num_functions).expand(len(x), -1, -1) for bound in bounds]
+        loadings = [loading_at(bound, x, self.num_functions).expand(len(x), -1, -1) for bound in bounds]
         mean, loading = program.mean(), program.outside(stacked_sets(loadings, sets), 3)
         marginal = None
         if q is not None:
@@ -329,7 +304,7 @@ class LMC(Method):
         """Arguments of model and guide for a minibatch: its rows, and these with their neighbors."""
         return idx, self._batch(idx)
 
-    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "LatentFunctions":
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> LatentFunctions:
         """The latent functions under q(u), or given their values in a draw."""
         rows, graph = (self.rows, self.graph) if part is None else (part.rows, part.graph)
         mean = self._modules.get("mean")
@@ -412,7 +387,7 @@ class LMC(Method):
         posterior = self.posterior(self.bound())
         return posterior.latent_moments(x_new, posterior.neighbors(x_new, num_neighbors))
 
-    def _with_levels(self, where: str, x_new: Tensor, num_neighbors: int | None) -> tuple["LatentFunctions", _Moments]:
+    def _with_levels(self, where: str, x_new: Tensor, num_neighbors: int | None) -> tuple[LatentFunctions, Moments]:
         """The posterior with uncertain levels, and what the outputs at new points are made of."""
         self._check_new(where, x_new)
         posterior = self.posterior(bound_for_predictions(self))
@@ -474,132 +449,6 @@ class LMC(Method):
         likelihood.check(y_new.mT)
         loc, variance = outputs_of(loading, *given_outputs(likelihood, y_new.mT, mean, loading, loc, cov))
         return posterior.response(mean + loc, variance, by_row)
-
-
-@dataclass(frozen=True)
-class LatentFunctions(Posterior):
-    """The latent functions u under q(u), or given their values in a posterior draw; f is A u plus the mean.
-
-    Cost: O(P (K R)^3) for moments with R = min(T, L), O(P K L^2) per joint draw.
-
-    Attributes:
-        q: the family.
-        draw: values of all sites in one posterior draw, u among them; None integrates over q(u).
-        site: name of the site u.
-        parameters: what the evidence of pseudo-observations depends on.
-        mean: the mean function as a module.
-        has_factors: whether the loadings are :class:`~pyro_nngp.loadings.FactorLoadings`.
-    """
-
-    q: CoregionalizedObservations
-    draw: Draw | None
-    site: str
-    parameters: Sequence[Tensor]
-    mean: Any
-    has_factors: bool = False
-
-    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
-        """A at points, (B, T, L), or (1, T, L) where it is the same at all."""
-        return _loading(self.bound, x, len(self.q.loc))
-
-    @property
-    def u(self) -> Float[Tensor, "L N"]:
-        """Values of the latent functions in the draw."""
-        assert self.draw is not None
-        return drawn_values(self.bound.where, self.draw, self.site, tuple(self.q.loc.shape))
-
-    # Neighbors.
-
-    def enough_neighbors(self) -> int:
-        return self.q.enough_neighbors(self)
-
-    def joint_neighbors(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """The nearest sites, and the nearest among them and earlier new points."""
-        self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
-        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
-        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
-
-    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
-        x, noise = self.rows.x[rows], typical_noise(self.q.observations(self)[1])
-        return outputs_of(self.loading(x), *self.q.given_observations(self, x, near))[1], noise
-
-    # Values.
-
-    def latent_moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
-        """Means (L, P) and covariances (P, L, L) of the latent functions."""
-        return self.q.moments(self, x_new, near) if self.draw is None else given_values(self, x_new, near, self.u)
-
-    def find_trend(self) -> Trend | None:
-        """None at posterior draws, and with factors, whose coefficients are many and solved for with the loadings."""
-        mean = self.bound.mean_function
-        return None if self.draw is not None or self.has_factors or mean.has_posterior else self.q.find_trend(self)
-
-    def with_levels(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> _Moments:
-        """Loadings, means and covariances of the latent functions, and of levels, as further ones of variance 1."""
-        loading, (loc, cov) = self.loading(x_new), self.latent_moments(x_new, near)
-        if self.bound.trend is None or self.draw is not None:
-            return loading, loc, cov
-        root = self.q.level_roots(self, x_new, near)
-        count, pad = root.shape[-1], nn.functional.pad
-        own = pad(root.new_ones(count), (len(loc), 0)).diag_embed()  # uncorrelated with the latent functions
-        cov = pad(cov, (0, count, 0, count)) + own
-        return torch.cat([loading.expand(len(root), -1, -1), root], -1), pad(loc, (0, 0, 0, count)), cov
-
-    def moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
-        loc, variance = outputs_of(*self.with_levels(x_new, near))
-        return self.bound.mean(x_new) + loc, variance
-
-    def joint(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, Tensor], count: int) -> Float[Tensor, "S T P"]:
-        if self.draw is None:
-            loc = self.q.moments(self, x_new, near[0])[0]
-            u = loc + self.q.joint_deviations(self, x_new, near[1], count)
-        else:
-            bound, u = self.bound, self.u
-            priors = [NNGP(each, self.graph, jitter=bound.jitter) for each in bound.covariances]
-            each = zip(priors * len(u) if len(priors) == 1 else priors, u, strict=True)
-            new = [prior.sample_new(x_new, row.expand(count, -1), neighbors=near[1]) for prior, row in each]
-            u = torch.stack(new, -2)
-        loading = self.loading(x_new)
-        loading = loading.expand(len(x_new), *loading.shape[1:])
-        f = self.bound.mean(x_new) + torch.einsum("ptl,...lp->...tp", loading, u)
-        if self.bound.trend is None or self.draw is not None:
-            return f
-        root = self.q.level_roots(self, x_new, near[0])
-        return f + torch.einsum("ptq,sq->stp", root, torch.randn(count, root.shape[-1]).to(root))
-
-    def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
-        """None for a function as `mixing`, whose loadings are checked."""
-        entries = super().entries(x_new, near)
-        return None if entries is None or callable(self.bound.others["mixing"]) else len(self.q.loc) * entries
-
-    # Leave one out.
-
-    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
-        """The rows, and the nearest others of each."""
-        self._check_neighbors(num_neighbors, self.graph.num_points - 1)
-        few = min(self.graph.num_points - 1, self.enough_neighbors())
-        return rows, self.graph.others(few if num_neighbors is None else num_neighbors, rows)
-
-    def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, "T I"]:
-        """Each output at a site given the pseudo-observations of all others; O(I (K R)^3)."""
-        (rows, near), x, data = others, self.rows.x[others[0]], self.rows
-        is_solved = self.draw is None and bool(self.q.solved)
-        q = self.q if is_solved else self.q.solved_copy(lambda: self)  # pseudo-observations at these hyperparameters
-        loc, variance = outputs_of(self.loading(x), *q.given_observations(self, x, near))
-        loc = data.mean(self.bound, rows) + loc
-        return data.likelihood(self.bound, rows).marginal(loc, variance).log_prob(data.targets(rows))
-
-
-def _loading(bound: Bound, x: Float[Tensor, "B D"], num_functions: int) -> Float[Tensor, "#B T L"]:
-    """A at points, at one set of hyperparameters."""
-    mixing = bound.others["mixing"]
-    if isinstance(mixing, Tensor):
-        return mixing.to(x.dtype)[None]
-    loading = mixing(x)
-    check_loading(bound.where, loading, (len(x), bound.latent_shape[0], num_functions))
-    return loading
 
 
 def _each_set(program: Program, build: Callable[[Bound], Any]) -> Any:

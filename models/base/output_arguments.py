@@ -4,13 +4,16 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from pyro.nn import PyroParam, PyroSample
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_int, fail
+from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
+from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import release
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.kernels.binding import check_kernels
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
+from pyro_nngp.loadings import FactorLoadings
 
 
 def output_kernels(
@@ -65,6 +68,60 @@ def output_likelihoods(where: str, likelihood: Any, num_outputs: int) -> list[Li
         cure = "Give one per output, or one for all."
         fail(where, "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
     return parts
+
+
+class Mixing:
+    """The argument `mixing` of :class:`~pyro_nngp.models.LMC`: loadings A, checked.
+
+    Args:
+        where: name of the caller, for messages.
+        value: a tensor (T, L), a parameter or prior of one, a function of inputs, factor loadings, or None.
+        num_outputs: T.
+    """
+
+    def __init__(self, where: str, value: Any, num_outputs: int) -> None:
+        if not (value is None or isinstance(value, Tensor | PyroParam | PyroSample) or callable(value)):
+            expectation, cure = "to be a tensor (T, L) or a function of x", "Convert an array with torch.as_tensor."
+            fail(where, "mixing", expectation, type(value).__name__, cure, TypeError)
+        self.where, self.value, self.num_outputs = where, value, num_outputs
+        self.factors = value if isinstance(value, FactorLoadings) else None
+        if self.factors is not None and len(self.factors.mode) != num_outputs:
+            expectation = f"with {num_outputs} outputs, the columns of y"
+            fail(where, "mixing", expectation, len(self.factors.mode), "Give it that number.")
+        if self.varies:
+            check_callable(where, "mixing", value, "Pass a function (n, D) -> (n, T, L), or a tensor (T, L).", 1)
+
+    @property
+    def varies(self) -> bool:
+        """Whether loadings are a function of the inputs."""
+        return callable(self.value) and not isinstance(self.value, PyroParam | PyroSample | FactorLoadings)
+
+    @property
+    def first(self) -> Tensor | None:
+        """Initial values."""
+        return self.value if isinstance(self.value, Tensor) else None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether loadings are a parameter that starts at :attr:`first`, or from the data."""
+        return self.value is None or isinstance(self.value, Tensor)
+
+    def num_latents(self, kernels: Any) -> int | None:
+        """The number of latent functions, where factor loadings tell it and kernels do not."""
+        return None if self.factors is None or isinstance(kernels, int | Sequence) else self.factors.mode.shape[1]
+
+    def check(self, x: Tensor, count: int) -> None:
+        """Raise unless the loadings are of as many latent functions."""
+        shape = self.num_outputs, count
+        if self.factors is not None and count != self.factors.mode.shape[1]:
+            expectation, cure = f"with {count} factors, one per latent function", "Give one kernel, or one per factor."
+            fail(self.where, "mixing", expectation, self.factors.mode.shape[1], cure)
+        if self.varies:
+            check_loading(self.where, self.value(x[:2]), (min(2, len(x)), *shape))
+        elif isinstance(self.value, Tensor):
+            check_tensor(self.where, "mixing", self.value)
+            check_same_kind(self.where, x=x, mixing=self.value)
+            check_loading(self.where, self.value, shape)
 
 
 def check_loading(where: str, loading: Any, shape: tuple[int, ...]) -> None:
