@@ -424,7 +424,8 @@ def markdown(result, command):
     lines = ["# On a GPU", "", f"`{command}`. " + "; ".join(f"{k} {v}" for k, v in result["versions"].items()) + "."]
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        lines += ["", f"## {name}", "", " ".join(SECTIONS[name].__doc__.split()), ""]
+        heading = ["", f"## {name}"] if name != next(iter(result["sections"])) else []  # none above the first table
+        lines += [*heading, "", " ".join(SECTIONS[name].__doc__.split()), ""]
         lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(str(row.get(key, "")) for key in columns) + " |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -4,9 +4,10 @@ import pytest
 import torch
 from oracles.pretended_device import DEVICE, pretended_device
 
-from pyro_nngp.linalg import solve_triangular, sparse_triangular
+from pyro_nngp.linalg import solve_triangular
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle
+from pyro_nngp.native import triangular as compiled
 
 N, K = 40, 4
 F64 = torch.float64
@@ -95,7 +96,8 @@ def test_the_prepared_triangle_solves_the_same(neighbors, batch, transposed, nat
 def test_systems_on_a_device_are_solved_on_the_cpu(neighbors, transposed, monkeypatch):
     w, right = torch.randn(N, K, dtype=F64).masked_fill(neighbors < 0, 0.0), torch.randn(N, dtype=F64)
     want, levels = solve_triangular(w, neighbors, right, transposed=transposed), dependency_levels(neighbors)
-    monkeypatch.setattr(sparse_triangular, "_by_levels", None)  # not a launch for each level
+    solve, calls = compiled.solve, []
+    monkeypatch.setattr(compiled, "solve", lambda *args: calls.append(args) or solve(*args))
     with pretended_device():
         there = [value.to(DEVICE) for value in (w, neighbors, right)]
         moved = [level.to(DEVICE) for level in levels]
@@ -106,6 +108,7 @@ def test_systems_on_a_device_are_solved_on_the_cpu(neighbors, transposed, monkey
         assert all(each.device == DEVICE for each in found)
         for each in found:
             torch.testing.assert_close(each.cpu(), want)
+    assert len(calls) == 2  # one pass each, in place of a launch for each level
 
 
 def test_what_stands_at_a_missing_neighbor_does_not_count(neighbors):
