@@ -487,6 +487,8 @@ def test_counts_far_above_their_r_start_near_the_data():
     started = gp.score(every)
     gp.solve(20)
     assert started < gp.score(every) + 0.3  # from the prior: some nats more, after 20 sweeps, too
+    with pytest.raises(ValueError, match=r"LOO.score: expected rows in 0..39, got 0..40"):
+        gp.score(torch.arange(N + 1))
     assert gp.q.distribution(gp.likelihood.bind(), y, every).mean.max() < y.max() / 4
 
 

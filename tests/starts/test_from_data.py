@@ -1,6 +1,8 @@
 """Starts from the data: the same in all units, near the truth, and only where the user has set nothing."""
 
+import gc
 import math
+import weakref
 
 import pyro.distributions as dist
 import pytest
@@ -270,6 +272,16 @@ def test_a_start_from_another_method_is_a_copy(field):
     torch.testing.assert_close(given.likelihood.variance, first.likelihood.variance)
     with pytest.raises(TypeError, match=r"LOO: expected start to be a trained method, got Matern52"):
         LOO(x, y, start=Matern52(2))
+
+
+def test_a_method_does_not_hold_the_one_that_it_started_from():
+    x = torch.rand(30, 2)
+    first = Vecchia(x, x[:, 0], num_neighbors=4)
+    alive, second = weakref.ref(first), Vecchia(x, x[:, 0], num_neighbors=4, start=first)
+    del first
+    gc.collect()
+    assert alive() is None
+    assert second.y is not None
 
 
 def test_coarse_inputs_warn():
