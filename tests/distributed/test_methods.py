@@ -12,6 +12,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, StudentT
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC, LOO, MLLk, Vecchia
+from pyro_nngp.models.base import response
 from pyro_nngp.variational import Conjugate
 from tests.oracles.processes import on_processes
 
@@ -32,7 +33,7 @@ def problem(kind="normal"):
 
 
 CASES = {
-    "vecchia": ("normal", Vecchia, {}),
+    "vecchia": ("normal", Vecchia, {"num_neighbors": 32}),  # one process without it has the exact process
     "vecchia with a trend": ("normal", Vecchia, {"num_neighbors": 8, "mean": LinearMean}),
     "loo": ("normal", LOO, {}),
     "loo of counts": ("counts", LOO, {"likelihood": NegativeBinomial, "num_neighbors": 8}),
@@ -75,6 +76,16 @@ def check_same(found, expected, rtol):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=max(rtol, 1e-5 if "losses" in name else 0), atol=rtol)
+
+
+def test_numbers_of_neighbors_that_are_not_given_are_chosen_after_the_rows_are_distributed(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(response, "choose_neighbors", lambda method, **_: chosen.append(method))
+    x, y, _ = problem()
+    Vecchia(ShardedData(x, y), num_neighbors=8)
+    assert chosen == []
+    gp = Vecchia(ShardedData(x, y))
+    assert chosen == [gp]
 
 
 QUICK = {"loo of labels"}  # on two processes
