@@ -17,7 +17,6 @@ from torch import Tensor
 from pyro_nngp._checks import check_batch, fail
 from pyro_nngp._kinds import check_flags
 from pyro_nngp.bound import Bound, read
-from pyro_nngp.conditionals.mixed_precision import for_predictions
 from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, evenly_spaced, one_draw
 from pyro_nngp.models.base.posterior import Posterior
@@ -88,8 +87,7 @@ def moments(
     posterior, part, k = posterior_near(method, x_new, num_neighbors, samples)
     near, where = posterior.neighbors(x_new, k), f"{type(method).__name__}.{entry}"
     if samples is None:
-        with for_predictions():
-            loc, spread = getattr(posterior, kind)(x_new, near)
+        loc, spread = getattr(posterior, kind)(x_new, near)
         if method._looks_for_far_points:
             _look_for_far_points(method, where, posterior, x_new, spread)
         return [(posterior, loc, spread)]

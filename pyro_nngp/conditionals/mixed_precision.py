@@ -3,7 +3,6 @@ r"""The conditional of float32 data, in float64 for the targets that float32 doe
 Rounding changes the entries of :math:`K_{nn}` and :math:`k_n` by about :math:`10^{-7} k_{xx}`, and with them the mean
 of f(x) by some of its standard deviations where v is as small. So v itself decides: where float32 finds it below
 :data:`RESOLVED` times the variance, or finds no factor, the target is solved again in float64, from the same inputs.
-Without gradients, and within :func:`for_predictions`, :data:`RESOLVED_ONCE` times the variance decides.
 Much noise of the neighbors needs no separate rule, since v is at least about noise / K; with little noise the means
 are less certain than v, and the product of both decides (:data:`WITH_NOISE`).
 
@@ -12,10 +11,6 @@ structure whatever the number of such targets. Other code on the CPU has :func:`
 
 Cost: as :mod:`pyro_nngp.native.conditional`, and for each target that is solved again three times as much.
 """
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -28,26 +23,12 @@ from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 RESOLVED = 2e-4
-"""Smallest variance of f(x), relative to the kernel's, that float32 resolves in training."""
-RESOLVED_ONCE = 1e-2
-"""The same in solutions and predictions: to a hundredth of a deviation, among nearly coincident neighbors, too."""
+"""Smallest variance of f(x), relative to the kernel's, that float32 resolves to a hundredth of a deviation."""
 WITH_NOISE = 2e-9
 """Smallest product of this variance and a neighbor's least noise and jitter, both relative to the kernel's variance."""
 
 _FEW = 4  # targets, without gradients, that share one pass over lanes: float64 at once takes no longer than float32
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
-
-_PREDICTS: ContextVar[bool] = ContextVar("predicts", default=False)
-
-
-@contextmanager
-def for_predictions() -> Iterator[None]:
-    """Resolve conditionals within this block as predictions need it, with gradients, too."""
-    token = _PREDICTS.set(True)
-    try:
-        yield
-    finally:
-        _PREDICTS.reset(token)
 
 
 @operation
@@ -62,10 +43,9 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
         w, var, failed, kept = compiled.forward(_in_float64(problem, torch.arange(len(problem.x))))
         return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, (*kept, *_none_again())
     w, var, failed, kept = compiled.forward(problem, wanted)
-    resolved = RESOLVED_ONCE if wanted is None or _PREDICTS.get() else RESOLVED
-    if _are_resolved(problem, var, failed, resolved):
+    if _are_resolved(problem, var, failed):
         return w, var, failed, (*kept, *_none_again())
-    weak = _unresolved(problem, var, failed, resolved)
+    weak = _unresolved(problem, var, failed)
     rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
     if not len(rows):
         return w, var, failed, (*kept, *_none_again())
@@ -130,20 +110,20 @@ def solved_again(
     return rows, block_conditional(cov, x[rows].double(), points.double(), neighbors[rows], noise, jitter)
 
 
-def _are_resolved(problem: Problem, var: Tensor, failed: Tensor, resolved: float) -> bool:
+def _are_resolved(problem: Problem, var: Tensor, failed: Tensor) -> bool:
     """A quick test of the usual case, that all targets are resolved even with the least noise of all."""
     variance, noise = problem.variance.detach(), problem.noise
-    largest, most = float(variance.max() if problem.sets else variance), resolved
+    largest, most = float(variance.max() if problem.sets else variance), RESOLVED
     if noise is not None:
         least = float(noise.detach().numpy().min()) / largest + problem.jitter
         most = max(most, WITH_NOISE / max(least, WITH_NOISE))
     return bool(var.numpy().min() >= most * largest) and not failed.numpy().any()
 
 
-def _unresolved(problem: Problem, var: Tensor, failed: Tensor, resolved: float) -> Tensor:
+def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
     """Whether each target of each set is to be solved again."""
     variance, noise = problem.variance.detach(), problem.noise
-    limit = resolved * variance[..., None]
+    limit = RESOLVED * variance[..., None]
     if noise is not None:
         least = noise.detach().amin(-1) + problem.jitter * variance[..., None]
         limit = (WITH_NOISE * variance[..., None].square() / least).clamp(min=limit)
