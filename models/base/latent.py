@@ -67,9 +67,7 @@ class LatentPosterior(Posterior):
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
     ) -> tuple[Tensor, Tensor]:
         """The nearest points, and the nearest among them and earlier new points."""
-        self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
-        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
-        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
+        return self._near_and_jointly(x_new, num_neighbors, seed)
 
     def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         precision, x, bound = self.q.observations(self)[1], self.rows.x, self.bound

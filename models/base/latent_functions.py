@@ -65,9 +65,7 @@ class LatentFunctions(Posterior):
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
     ) -> tuple[Tensor, Tensor]:
         """The nearest sites, and the nearest among them and earlier new points."""
-        self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
-        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
-        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
+        return self._near_and_jointly(x_new, num_neighbors, seed)
 
     def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         x, noise = self.rows.x[rows], typical_noise(self.q.observations(self)[1])

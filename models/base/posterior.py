@@ -99,9 +99,16 @@ class Posterior:
 
     def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> Any:
         """Rows of the nearest points and earlier new points, whose order has a seed, for :meth:`joint`."""
+        return self.graph.extend(x_new, self._number_jointly(x_new, num_neighbors), seed)[1]
+
+    def _near_and_jointly(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+        """The nearest points, and the nearest among them and earlier new points, for q(u)."""
+        k = self._number_jointly(x_new, num_neighbors)
+        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
+
+    def _number_jointly(self, x_new: Tensor, num_neighbors: int | None) -> int:
         self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
-        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
-        return self.graph.extend(x_new, k, seed)[1]
+        return self.enough_neighbors() if num_neighbors is None else num_neighbors
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Any:
         """Some rows of the data, and all that hyperparameters do not change, for :meth:`leave_one_out`."""
