@@ -63,7 +63,7 @@ NAMES = {
     "models": METHODS,
     "models.base": "Draw Fantasies Method Observed Posterior Program Samples",
     "neighbors": """
-        Batch make_ordering nearest nearest_predecessors NearestOthers NeighborGraph NeighborTable recall SearchIndex
+        Batch make_ordering nearest nearest_predecessors NearestOthers NeighborGraph NeighborTable SearchIndex
         SymmetricGraph time_ordering
     """,
     "plausibility": "",

@@ -3,7 +3,7 @@
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.leave_one_out import NearestOthers
 from pyro_nngp.neighbors.ordering import make_ordering, time_ordering
-from pyro_nngp.neighbors.search import SearchIndex, nearest, nearest_predecessors, recall
+from pyro_nngp.neighbors.search import SearchIndex, nearest, nearest_predecessors
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
 from pyro_nngp.neighbors.table import Batch, NeighborTable
 
@@ -17,6 +17,5 @@ __all__ = [
     "make_ordering",
     "nearest",
     "nearest_predecessors",
-    "recall",
     "time_ordering",
 ]

@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_same_kind, check_tensor, fail
 from pyro_nngp.linalg.level_scheduling import dependency_levels
-from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import FeatureMetric
+from pyro_nngp.neighbors.search.on_device import Metric
 from pyro_nngp.neighbors.table import NeighborTable, positions_in
 
 
@@ -28,11 +28,10 @@ class NeighborGraph(NeighborTable):
         seed: seed of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
             :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) computes
-            other distances (by blocked brute force).
+            other distances (all of them, in blocks).
         neighbors: given rows (N, K) instead of a search: predecessors in the ordering, -1 padded. Such
             a graph cannot be refreshed or resized; the metric serves its queries.
         backend: backend of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
-        nprobe: setting of the approximate search, see there.
         progress: whether a search of more than three seconds shows a progress bar.
 
     Attributes:
@@ -55,12 +54,9 @@ class NeighborGraph(NeighborTable):
         metric: Float[Tensor, " *D"] | Metric | FeatureMetric | None = None,
         neighbors: Int[Tensor, "N K"] | None = None,
         backend: str = "auto",
-        nprobe: int = 16,
         progress: bool = True,
     ) -> None:
-        super().__init__(
-            x, num_neighbors, ordering, seed=seed, metric=metric, backend=backend, nprobe=nprobe, progress=progress
-        )
+        super().__init__(x, num_neighbors, ordering, seed=seed, metric=metric, backend=backend, progress=progress)
         self._given = neighbors is not None
         if neighbors is None:
             neighbors = self.find_neighbors(num_neighbors)

@@ -36,9 +36,9 @@ from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.native import rows as compiled
 from pyro_nngp.neighbors.choice_of_k import NeighborTrial, rows_to_try
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
-from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
 from pyro_nngp.neighbors.search.index import BACKENDS, SearchIndex
+from pyro_nngp.neighbors.search.on_device import Metric
 
 _USUAL = 32  # neighbors to which a table with all others grows when points are appended
 
@@ -90,7 +90,6 @@ class NeighborTable(torch.nn.Module):
         seed: int = 0,
         metric: Float[Tensor, " *D"] | Metric | FeatureMetric | None = None,
         backend: str = "auto",
-        nprobe: int = 16,
         progress: bool = True,
     ) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class NeighborTable(torch.nn.Module):
         check_choice(where, "backend", backend, BACKENDS, "Use 'auto' if in doubt.")
         check_metric(where, "metric", metric, x.shape[1])
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
-        self._backend, self._nprobe, self._progress = backend, nprobe, progress
+        self._backend, self._progress = backend, progress
         self._shuffled = isinstance(ordering, str) and ordering in ("random", "maximin")
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
         self._trial: NeighborTrial | None = None
@@ -205,7 +204,7 @@ class NeighborTable(torch.nn.Module):
         if len(rows) < 2:
             fail(f"{type(self).__name__}.subset", "rows", "to be two or more", len(rows), "Give further rows.")
         ordering, k = positions_in(self.order)[rows].argsort(), min(self.num_neighbors, len(rows) - 1)
-        search: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}
+        search: Any = {"backend": self._backend, "progress": self._progress}
         new = type(self)(self.x[rows], k, ordering=ordering, metric=self.metric, **search)
         new._shuffled = self._shuffled
         return new
@@ -348,7 +347,7 @@ class NeighborTable(torch.nn.Module):
         return x.double() / self.lengthscale.double() if self._metric is None else x
 
     def _search_index(self, points: Tensor) -> SearchIndex | CorrelationIndex:
-        options: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}
+        options: Any = {"backend": self._backend, "progress": self._progress}
         if self._has_features:
             return CorrelationIndex(points, cast(FeatureMetric, self._metric), **options)
         return SearchIndex(points, metric=cast(Metric | None, self._metric), **options)

@@ -186,18 +186,15 @@ def test_threads_change_nothing():
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_without_it_another_tree_finds_the_same(monkeypatch):
-    points, used = torch.from_numpy(POINTS["grid"]), []
-    for tree in (search_backends.CompiledTree, search_backends.KDTree):
-        build = tree.__init__
-        monkeypatch.setattr(tree, "__init__", lambda s, p, build=build: (used.append(type(s)), build(s, p))[1])
+def test_without_it_torch_finds_the_same(monkeypatch):
+    points = torch.from_numpy(POINTS["grid"])
     wanted = nearest_predecessors(points, 12, backend="kdtree")
     monkeypatch.setenv("PYRO_NNGP_NATIVE", "0")
-    assert torch.equal(nearest_predecessors(points, 12, backend="kdtree"), wanted)
+    assert torch.equal(nearest_predecessors(points, 12), wanted)
     monkeypatch.setenv("PYRO_NNGP_NATIVE", "1")
     monkeypatch.setattr(compiled, "MAX_POINTS", 899)
-    assert torch.equal(nearest_predecessors(points, 12, backend="kdtree"), wanted)
-    assert used == [search_backends.CompiledTree, search_backends.KDTree, search_backends.KDTree]
+    assert SearchIndex(points).backend == "torch"
+    assert torch.equal(nearest_predecessors(points, 12), wanted)
 
 
 def test_automatic_choice_takes_it_up_to_where_flat_search_is_faster(monkeypatch):

@@ -1,90 +1,118 @@
-"""Backends of the neighbor search: k-d trees (compiled and SciPy's), brute force, flat FAISS, inverted-file FAISS.
+"""Backends of the neighbor search: the compiled k-d tree, flat FAISS, and torch operations (:mod:`.on_device`).
 
-The compiled tree (`pyro_nngp.native.search`) gives exact answers. All others give candidates: for each query
-they return about `fetch` of its nearest points with their exact distances, and a *floor*: no point left out has a
-distance below it. An answer is accepted only if the floor proves it
-(`pyro_nngp.neighbors.search.certification`), so backends that round differently find identical neighbors.
+All give exact answers, with the same distances: float64, from differences, summed over the dimensions in order. The
+tree and the operations of torch prove theirs. FAISS, in float32, gives candidates and with them a *floor*, below which
+no other point's distance lies: its distance of the last candidate less a bound on its rounding. The k nearest
+candidates are the answer, ties included, if the k-th distance lies below the floor; queries for which it does not (many
+ties at the k-th place, too few predecessors among the candidates) go to torch.
 
-"Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order (or the value
-of the user's metric). The floor is the backend's distance of its last candidate minus a bound on its rounding.
+Cost per query over P points in D dimensions: k-d tree O(k log P) for small D; FAISS O(P D).
 
-Cost per query over P points in D dimensions: k-d tree O(fetch log P) for small D; brute force and flat FAISS O(P D);
-inverted file O(sqrt(P) D nprobe).
-
-Symbols: Q queries, P points, F candidates, D dimensions.
+Symbols: Q queries, P points, F candidates, D dimensions, k neighbors.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pyro_nngp._checks import fail, warn
+from pyro_nngp._checks import warn
 from pyro_nngp.native import search as compiled
+from pyro_nngp.neighbors.search.on_device import PointsInTorch, Progress, Queries
 
+SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
+MOST_ON_GPU = 2048  # neighbors that FAISS finds there
 _SIDE_BY_SIDE = 16  # queries that the compiled tree answers together, in any order
-CPU_BLOCK, GPU_BLOCK = 2**21, 2**27  # distances that brute force holds at a time
+BLOCK = 2**19  # candidates handled at a time, a few MB per array
 
-Metric = Callable[[Tensor, Tensor], Tensor]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Candidates(NamedTuple):
-    """Candidates of Q queries.
+class Backend(Protocol):
+    """Fixed points to search among."""
 
-    Attributes:
-        ids: numbers of the points, (Q, F); -1 where an approximate search has none.
-        value: their exact distances, (Q, F).
-        floor: no other point has a smaller distance, (Q,).
-    """
-
-    ids: Ints
-    value: Floats
-    floor: Floats
+    def answer(self, queries: Queries, done: Progress) -> None:
+        """Write the nearest points of all queries into their memory."""
 
 
-class Backend(ABC):
-    """A search structure over a growing prefix of fixed points.
+class CompiledTree:
+    """The compiled k-d tree, on as many threads as torch uses: the choice on CPUs if it is available."""
 
-    Attributes:
-        growth: fraction by which the prefix may grow before the backend is built again.
-        filters: whether the backend itself leaves out excluded points and points at or beyond `limit`.
-    """
+    def __init__(self, points: Tensor) -> None:
+        self._tree = compiled.Tree(_array(points))
 
-    growth: float
-    filters: bool = False
+    def answer(self, queries: Queries, done: Progress) -> None:
+        """Write the nearest points of all queries into their memory."""
+        places, limit, exclude, *answers = (_array(each) for each in queries)
+        num, threads = len(places), torch.get_num_threads()
+        order = compiled.spatial_order(places) if num > _SIDE_BY_SIDE else np.arange(num)
+        size = max(1, min(BLOCK // (queries.k + SPARE), max(256, -(-num // threads))))
 
-    @abstractmethod
-    def prefix(self, stop: int) -> None:
-        """Search among points 0..stop-1 from now on."""
+        def work(rows: Ints) -> int:
+            self._tree.nearest(rows, places, limit, exclude, *answers)
+            return len(rows)
 
-    def threads(self) -> int:
-        """Number of threads that may search at a time; 1 for backends that are parallel themselves."""
-        return 1
-
-    def visiting_order(self, queries: Floats) -> Ints:
-        """Order in which the queries are answered fastest."""
-        return np.arange(len(queries))
+        for count in _map(work, [order[i : i + size] for i in range(0, num, size)], threads):
+            done(count)
+        queries.write(*map(torch.from_numpy, answers))
 
 
-class CandidateBackend(Backend):
-    """A backend that proposes candidates; the nearest of them are selected and proven elsewhere."""
+class FlatFaiss:
+    """Brute force by FAISS in float32: the choice in high dimension, and on a GPU if FAISS is built for one."""
 
-    @abstractmethod
-    def max_fetch(self, k: int) -> int:
-        """Largest number of candidates worth asking for; beyond it brute force is the better choice."""
+    def __init__(self, points: Tensor, on_gpu: bool) -> None:
+        self._faiss = find_faiss()
+        self._tensor, self._points = points, _array(points)
+        self._center = self._points.mean(0)
+        self._single = _single(self._points, self._center)
+        self._norm = float((self._single.astype(np.float64) ** 2).sum(-1).max())
+        self._resources = self._faiss.StandardGpuResources() if on_gpu else None
 
-    @abstractmethod
-    def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        """Candidates with floors; F may be smaller than `fetch` when there are fewer points."""
+    @cached_property
+    def _exact(self) -> PointsInTorch:
+        return PointsInTorch(self._tensor)
+
+    def answer(self, queries: Queries, done: Progress) -> None:
+        """Write the nearest points of all queries into their memory."""
+        fetch = queries.k + SPARE + queries.k // 16  # as many later points as the search of predecessors has
+        size = max(1, BLOCK // fetch)
+        for start in range(0, len(queries.places), size):
+            part = queries.at(slice(start, start + size))
+            hard = self._ask(part, fetch)
+            done(len(part.places) - len(hard))
+            if len(hard):
+                rest = part.at(hard)
+                self._exact.answer(rest, done)
+                part.numbers[hard], part.value[hard] = rest.numbers, rest.value
+
+    def _ask(self, queries: Queries, fetch: int) -> Tensor:
+        """Answer queries by FAISS; returns the rows of those that remain open."""
+        places, limit, exclude = (_array(each) for each in queries[:3])
+        stop = min(len(self._points), max(int(limit.max()), 1))
+        fetch = min(fetch, stop)
+        if self._resources is not None and fetch > MOST_ON_GPU:
+            return torch.arange(len(places), device=queries.places.device)
+        single = _single(places, self._center)
+        if self._resources is None:
+            distance, index = self._faiss.knn(single, self._single[:stop], fetch)
+        else:
+            distance, index = self._faiss.knn_gpu(self._resources, single, self._single[:stop], fetch)
+        value = squared_distances(places, self._points, index)
+        norms = (single.astype(np.float64) ** 2).sum(-1)
+        # |q|^2 - 2 p.q + |p|^2 has this error at most, with the rounding of its inputs.
+        bound = 2 * (places.shape[1] + 8) * float(np.finfo(np.float32).eps) * (np.sqrt(norms) + self._norm**0.5) ** 2
+        as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # detects a build that rounds more coarsely
+        floor = np.where(as_bounded, distance[:, -1] - bound, -np.inf)
+        index, value, proven = _nearest_candidates(index, value, floor, queries.k, limit, exclude)
+        queries.write(torch.from_numpy(index), torch.from_numpy(value))
+        return torch.from_numpy(np.flatnonzero(~proven)).to(queries.places.device)
 
 
 def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
@@ -96,197 +124,6 @@ def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
         difference *= difference
         total += difference
     return total
-
-
-class KDTree(CandidateBackend):
-    """SciPy's k-d tree, on as many threads as torch uses: the choice in low dimension without compiled code."""
-
-    growth = 0.25
-
-    def __init__(self, points: Floats) -> None:
-        self._points = points
-        self._rounding = 4 * (points.shape[1] + 64) * np.finfo(np.float64).eps  # relative, sums down the tree included
-
-    def prefix(self, stop: int) -> None:
-        # In many dimensions a query visits most leaves nearby anyway, and fewer, larger ones are read faster.
-        self._tree = cKDTree(self._points[:stop], leafsize=16 if self._points.shape[1] < 4 else 64, balanced_tree=False)
-
-    def max_fetch(self, k: int) -> int:
-        return max(4 * k, self._tree.n // 64)
-
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    def visiting_order(self, queries: Floats) -> Ints:
-        return cKDTree(queries, balanced_tree=False, compact_nodes=False).indices  # leaf by leaf: neighbors in cache
-
-    def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        fetch = min(fetch, self._tree.n)
-        distance, index = (each.reshape(-1, fetch) for each in self._tree.query(queries, fetch))
-        floor = distance[:, -1] ** 2 * (1 - self._rounding)
-        return Candidates(index, squared_distances(queries, self._points, index), floor)
-
-
-class CompiledTree(Backend):
-    """The compiled k-d tree, on as many threads as torch uses: exact answers; the choice on CPUs if it is available."""
-
-    growth = 1.0
-    filters = True
-
-    def __init__(self, points: Floats) -> None:
-        self._points = points
-
-    def prefix(self, stop: int) -> None:
-        self._tree = compiled.Tree(self._points[:stop])
-
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    def visiting_order(self, queries: Floats) -> Ints:
-        return compiled.spatial_order(queries) if len(queries) > _SIDE_BY_SIDE else np.arange(len(queries))
-
-    def answer(self, rows: Ints, queries: Floats, limit: Ints, exclude: Ints, index: Ints, value: Floats) -> None:
-        """Write the nearest neighbors of some rows of `queries` into those rows of `index` and `value`, (Q, k)."""
-        self._tree.nearest(rows, queries, limit, exclude, index, value)
-
-
-class BruteForce(CandidateBackend):
-    """All distances, block by block, on the device of the points; works with any metric."""
-
-    growth = 1 / 16
-    filters = True
-
-    def __init__(self, points: Floats, device: torch.device, dtype: torch.dtype, metric: Metric | None) -> None:
-        self._points, self._metric = points, metric
-        self._device = device
-        self._dtype = torch.float64 if metric is None else dtype  # a metric sees the points as the user gave them
-        self._block = CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
-
-    @cached_property
-    def _center(self) -> Floats:
-        return self._points.mean(0) if self._metric is None else np.zeros(self._points.shape[1])
-
-    @cached_property
-    def _centered(self) -> Tensor:
-        return self._to_device(self._points - self._center)
-
-    @cached_property
-    def _norms(self) -> Tensor:
-        return (self._centered * self._centered).sum(-1)
-
-    def prefix(self, stop: int) -> None:
-        self._stop = stop
-
-    def max_fetch(self, k: int) -> int:
-        return len(self._points)
-
-    def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        stop = min(self._stop, max(int(limit.max()), 1))
-        rows = max(1, self._block // stop)
-        parts = [
-            self._from_first(stop, queries[i : i + rows], fetch, limit[i : i + rows], exclude[i : i + rows])
-            for i in range(0, len(queries), rows)
-        ]
-        return Candidates(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-    def _from_first(self, stop: int, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        """Candidates among points 0..stop-1 for one block of queries."""
-        query = self._to_device(queries - self._center)
-        value = self._values(query, self._centered[:stop])
-        first = min(int(limit.min()), stop)
-        beyond = np.arange(first, stop) >= limit[:, None]
-        value[:, first:].masked_fill_(torch.as_tensor(beyond, device=value.device), torch.inf)
-        row = np.flatnonzero((exclude >= 0) & (exclude < stop))
-        value[torch.from_numpy(row), torch.from_numpy(exclude[row])] = torch.inf
-        top, index = (each.cpu().numpy() for each in value.topk(min(fetch, stop), largest=False))
-        last = top[:, -1].astype(np.float64)
-        if self._metric is not None:
-            return Candidates(index, top.astype(np.float64), last)
-        norms = (query * query).sum(-1).cpu().numpy()
-        bound = _rounding(norms, float(self._norms[:stop].max()), len(queries.T), float(np.finfo(np.float64).eps))
-        return Candidates(index, squared_distances(queries, self._points, index), last + norms - bound)
-
-    def _to_device(self, array: Floats) -> Tensor:
-        return torch.as_tensor(array, dtype=self._dtype, device=self._device)
-
-    def _values(self, query: Tensor, points: Tensor) -> Tensor:
-        """Values that grow with distance: the metric, or |p|^2 - 2 p.q for the Euclidean one."""
-        if self._metric is None:
-            return torch.addmm(self._norms[: len(points)], query, points.T, alpha=-2)
-        with torch.no_grad():
-            value = self._metric(query, points)
-        if not isinstance(value, Tensor) or value.shape != (len(query), len(points)):
-            expectation = f"to return a tensor of shape {(len(query), len(points))}"
-            actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            fail("SearchIndex", "metric", expectation, actual, "Map (n, D), (m, D) to (n, m).")
-        if bool(value.isnan().any()):
-            fail("SearchIndex", "metric", "to return numbers", "NaN", "Try it on a few of the points.")
-        return value.clone()  # masked in place by the caller
-
-
-class FlatFaiss(CandidateBackend):
-    """Brute force by FAISS in float32: the choice in high dimension, and on a GPU if FAISS is built for one."""
-
-    growth = 1 / 16
-
-    def __init__(self, points: Floats, on_gpu: bool) -> None:
-        self._faiss = find_faiss()
-        self._points = points
-        self._center = points.mean(0)
-        self._single = _single(points, self._center)
-        self._norm = float((self._single.astype(np.float64) ** 2).sum(-1).max())
-        self._resources = self._faiss.StandardGpuResources() if on_gpu else None
-
-    def prefix(self, stop: int) -> None:
-        self._stop = stop
-
-    def max_fetch(self, k: int) -> int:
-        return 2048 if self._resources is not None else 4 * k + 64
-
-    def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        stop = min(self._stop, max(int(limit.max()), 1))
-        fetch = min(fetch, stop)
-        single = _single(queries, self._center)
-        if self._resources is None:
-            distance, index = self._faiss.knn(single, self._single[:stop], fetch)
-        else:
-            distance, index = self._faiss.knn_gpu(self._resources, single, self._single[:stop], fetch)
-        value = squared_distances(queries, self._points, index)
-        norms = (single.astype(np.float64) ** 2).sum(-1)
-        bound = _rounding(norms, self._norm, queries.shape[1], float(np.finfo(np.float32).eps))
-        as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # detects a build that rounds more coarsely
-        return Candidates(index, value, np.where(as_bounded, distance[:, -1] - bound, -np.inf))
-
-
-class InvertedFile(CandidateBackend):
-    """FAISS's inverted file: approximate, for sizes at which exact search is too slow; see `recall`."""
-
-    growth = 0.25
-
-    def __init__(self, points: Floats, nprobe: int, on_gpu: bool) -> None:
-        faiss = find_faiss()
-        self._points = points
-        self._center = points.mean(0)
-        self._single = _single(points, self._center)
-        lists = max(1, min(len(points) // 40, int(4 * len(points) ** 0.5)))
-        self._quantizer = faiss.IndexFlatL2(points.shape[1])  # kept here: the index does not own it
-        self._index = faiss.IndexIVFFlat(self._quantizer, points.shape[1], lists)
-        self._index.cp.min_points_per_centroid = 1  # no message on stderr for small sets
-        self._index.train(self._single)
-        if on_gpu:
-            self._index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, self._index)
-        self._index.nprobe = min(nprobe, lists)
-
-    def prefix(self, stop: int) -> None:
-        self._index.add(self._single[self._index.ntotal : stop])
-
-    def max_fetch(self, k: int) -> int:
-        return 4 * k + 64
-
-    def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        _, index = self._index.search(_single(queries, self._center), min(fetch, self._index.ntotal))
-        # Where the probed lists hold fewer points, index is -1. The infinite floor has the others taken as they are.
-        return Candidates(index, squared_distances(queries, self._points, index), np.full(len(queries), np.inf))
 
 
 def find_faiss() -> Any:
@@ -321,11 +158,39 @@ def _is_installed(package: str) -> bool:
         return False
 
 
+def _array(tensor: Tensor) -> Any:
+    """A tensor as an array; without a copy where it is on the CPU."""
+    return tensor.cpu().numpy()
+
+
 def _single(places: Floats, center: Floats) -> NDArray[np.float32]:
     """Points in float32, as FAISS takes them; centered first, so that single precision suffices far from the origin."""
     return np.ascontiguousarray(places - center, dtype=np.float32)
 
 
-def _rounding(norms: Floats, norm: float, dim: int, eps: float) -> Floats:
-    """Bound on the error of |q|^2 - 2 p.q + |p|^2 for |q|^2 = norms and |p|^2 <= norm, with the rounding of inputs."""
-    return 2 * (dim + 8) * eps * (np.sqrt(norms) + np.sqrt(norm)) ** 2
+def _nearest_candidates(
+    index: Ints, value: Floats, floor: Floats, k: int, limit: Ints, exclude: Ints
+) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """The k nearest admissible candidates by (distance, index), -1 padded, and whether the floor proves them."""
+    if index.shape[1] <= k:  # there are no more points; the code below reads one column more than k
+        missing = ((0, 0), (0, k + 1 - index.shape[1]))
+        index, value = np.pad(index, missing, constant_values=-1), np.pad(value, missing)
+    value[(index < 0) | (index >= limit[:, None]) | (index == exclude[:, None])] = np.inf
+    order = np.argsort(value, axis=-1, kind="stable")[:, : k + 1]
+    first = np.take_along_axis(value, order, -1)
+    tied = np.flatnonzero((first[:, 1:] == first[:, :-1]).any(-1))
+    order[tied] = np.lexsort((index[tied], value[tied]))[:, : k + 1]
+    index, value = np.take_along_axis(index, order[:, :k], -1), first[:, :k]
+    index[np.isinf(value)] = -1
+    required = np.minimum(k, limit - ((exclude >= 0) & (exclude < limit)))
+    last = np.take_along_axis(value, np.maximum(required - 1, 0)[:, None], -1)[:, 0]
+    return index, value, (required == 0) | (last < floor)
+
+
+def _map(work: Callable[[Ints], int], chunks: list[Ints], threads: int) -> Iterator[int]:
+    """The built-in `map`, in threads if several are allowed: compiled code releases the interpreter's lock."""
+    if min(threads, len(chunks)) == 1:
+        yield from map(work, chunks)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(work, chunks)

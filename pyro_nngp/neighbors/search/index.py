@@ -2,16 +2,12 @@
 
 `nearest` finds for each query the k nearest of all points, `nearest_predecessors` for each point the k nearest among
 the points before it; both sort by (distance, index). `SearchIndex` serves repeated calls: it keeps its k-d
-tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.certification`; by what:
-`pyro_nngp.neighbors.search.backends`.
+tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.backends`.
 
-Predecessors are searched block by block, among the prefix of the points that reaches one quarter beyond the first row
-of the block. At least four fifths of the block are predecessors, so under a random ordering a quarter more candidates
-nearly always suffice. Under other orderings a row whose surroundings come later needs many candidates, but such rows
-are few (the first in each neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
-leaves out later points itself, so its prefixes double and every ordering is quick.
+Predecessors are searched block by block, among the prefix of the points that reaches to twice the first row of the
+block; with FAISS, which does not leave out later points itself, to one sixteenth beyond it.
 
-Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by brute force and flat FAISS; memory O(N (k + D)).
+Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by flat FAISS or in tiles; memory O(N (k + D)).
 
 Symbols: N or P points, Q queries, R rows asked for, D dimensions, k neighbors.
 """
@@ -20,7 +16,6 @@ import sys
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -38,25 +33,11 @@ from pyro_nngp._checks import (
 )
 from pyro_nngp._kinds import check_flags
 from pyro_nngp.native import search as compiled
-from pyro_nngp.neighbors.search.backends import (
-    BruteForce,
-    CandidateBackend,
-    CompiledTree,
-    FlatFaiss,
-    Floats,
-    Ints,
-    InvertedFile,
-    KDTree,
-    Metric,
-    find_faiss,
-    has_gpu_faiss,
-)
-from pyro_nngp.neighbors.search.certification import Queries, Source
+from pyro_nngp.neighbors.search.backends import Backend, CompiledTree, FlatFaiss, find_faiss, has_gpu_faiss
 from pyro_nngp.neighbors.search.copies import earlier_copies
-from pyro_nngp.neighbors.search.on_device import GRID_DIMS, DeviceIndex
+from pyro_nngp.neighbors.search.on_device import GRID_DIMS, Metric, PointsInTorch, Queries
 
-BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
-SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
+BACKENDS = ("auto", "kdtree", "torch", "faiss")
 _MANY = 64  # queries that a progress bar is made for
 
 
@@ -74,7 +55,7 @@ def nearest(
         points: points to search among, (P, D).
         k: number of neighbors, 1..P, or 1..P-1 with `exclude`.
         exclude: for each query the index of one point to leave out (such as the query itself), -1 for none.
-        options: `backend`, `metric`, `nprobe` and `progress` of :class:`SearchIndex`.
+        options: `backend`, `metric` and `progress` of :class:`SearchIndex`.
 
     Returns:
         Indices into `points`, (Q, k), int64.
@@ -93,7 +74,7 @@ def nearest_predecessors(points: Float[Tensor, "N D"], k: int, start: int = 0, *
         points: points in their ordering, (N, D).
         k: number of neighbors, k >= 1; rows with fewer predecessors are padded.
         start: first row to answer for, 0..N-1; for points appended to an ordering whose earlier rows are known.
-        options: `backend`, `metric`, `nprobe` and `progress` of :class:`SearchIndex`.
+        options: `backend`, `metric` and `progress` of :class:`SearchIndex`.
 
     Returns:
         Indices of predecessors of rows start..N-1, (R, k) with R = N - start, int64.
@@ -105,32 +86,18 @@ def nearest_predecessors(points: Float[Tensor, "N D"], k: int, start: int = 0, *
     return SearchIndex(points, **options).predecessors(k, start)[0]
 
 
-def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
-    """Fraction of the exact neighbors (without -1 entries) that an approximate search returned."""
-    check_tensor("recall", "approximate", approximate)
-    check_tensor("recall", "exact", exact)
-    if approximate.shape != exact.shape:
-        expectation = f"of the shape of exact {tuple(exact.shape)}"
-        fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
-    real = exact >= 0
-    hits = torch.stack([(approximate == column[:, None]).any(-1) for column in exact.unbind(-1)], -1)
-    return float((hits & real).sum() / real.sum())
-
-
 class SearchIndex:
     """A search index over fixed points, kept for repeated calls.
 
     Args:
         points: finite points, (P, D). Distances are taken in float64 whatever their dtype.
-        backend: "kdtree" (CPU; compiled where the installation could, else SciPy's), "torch" (torch operations on
-            the device of the points: grid cells up to 3 dimensions, then tiles of all distances), "faiss" (flat,
-            float32 candidates), all exact and identical; "ivf" (FAISS inverted file, approximate); "auto" picks an
-            exact one by dimension, size, device and what is installed: on a CPU the compiled tree up to 40 dimensions,
-            then FAISS, or without compiled code SciPy's up to 8; on a GPU "torch" up to 3 dimensions, then FAISS if it
-            is built for GPUs, else "torch".
+        backend: "kdtree" (compiled code on a CPU), "torch" (torch operations on the device of the points: grid cells
+            up to 3 dimensions, then tiles of all distances), "faiss" (flat, float32 candidates): all exact, and
+            identical. "auto" picks one by dimension, size, device and what is installed: on a CPU the tree up to 40
+            dimensions, then FAISS, or without compiled code torch up to 3; on a GPU torch up to 3 dimensions, then
+            FAISS if it is built for GPUs, else torch.
         metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity marks
-            pairs that must not be neighbors. Brute force only.
-        nprobe: inverted lists searched per query by "ivf".
+            pairs that must not be neighbors. By "torch" only.
         progress: whether a search that takes more than three seconds shows a progress bar.
 
     Raises:
@@ -144,25 +111,31 @@ class SearchIndex:
         *,
         backend: str = "auto",
         metric: Metric | None = None,
-        nprobe: int = 16,
         progress: bool = True,
     ) -> None:
         check_coordinates("SearchIndex", "points", points)
         check_flags("SearchIndex", progress=progress)
-        check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
         self._tensor = points.detach()
-        self._metric, self._nprobe, self._progress = metric, nprobe, progress
-        self._on_device = DeviceIndex(points) if self.backend == "torch" and metric is None else None
-        self._sources: dict[int, Source] = {}
+        self._metric, self._progress = metric, progress
+        self._growth = 1 / 16 if self.backend == "faiss" else 1.0
+        self._built: dict[int, tuple[Backend, Tensor | None]] = {}
 
     @cached_property
-    def _points(self) -> Floats:
-        return self._tensor.cpu().double().numpy()
+    def _points(self) -> Tensor:
+        return self._places(self._tensor)
 
     @cached_property
-    def _copies(self) -> Ints:
-        return earlier_copies(torch.from_numpy(self._points)).numpy()
+    def _copies(self) -> Tensor:
+        return earlier_copies(self._points.double())
+
+    @cached_property
+    def _most_copies(self) -> int:
+        return int(self._copies.max())
+
+    def _places(self, x: Tensor) -> Tensor:
+        """Points as they are searched: a metric sees them as the user gave them."""
+        return x.detach().double() if self._metric is None else x.detach()
 
     def nearest(
         self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
@@ -177,20 +150,16 @@ class SearchIndex:
         check_num_neighbors("nearest", k, size if exclude is None else size - 1, "k")
         if exclude is not None:
             _check_exclude(exclude, len(queries), size)
-        if self._on_device is not None:
-            with self._bar(len(queries)) as bar:
-                return self._on_device.nearest(queries, k, exclude, bar.update)
-        without = np.full(len(queries), -1) if exclude is None else exclude.cpu().numpy()
-        copies = min(k, int(self._copies.max())) + 1
-        if copies not in self._sources:
-            source = self._build(copies)
-            source.prefix(size)
-            self._sources[copies] = source  # once it is ready: other threads may search at the same time
-        places = queries.detach().cpu().double().numpy()
+        copies = min(k, self._most_copies) + 1
+        if copies not in self._built:  # it is kept once it is ready: other threads may search at the same time
+            kept = self._kept(copies)
+            self._built[copies] = self._build(self._points if kept is None else self._points[kept]), kept
+        rows = torch.arange(len(queries), device=queries.device)
+        limit, none = torch.full_like(rows, size), torch.full_like(rows, -1)
+        asked = _queries(self._places(queries), limit, none if exclude is None else exclude, k)
         with self._bar(len(queries)) as bar:
-            limit, answers = np.full(len(queries), size), _empty(len(queries), k)
-            self._sources[copies].answer(Queries(places, limit, without, *answers), k + SPARE, bar)
-        return self._tensors(*answers)
+            _answer(*self._built[copies], asked, bar)
+        return asked.numbers, asked.value
 
     @memory.memory_errors("nearest_predecessors", "Lower k.")
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
@@ -200,21 +169,18 @@ class SearchIndex:
         check_int("nearest_predecessors", "start", start)
         if not 0 <= start < size:
             fail("nearest_predecessors", "start", f"in 0..{size - 1}", start, "It is the first row to answer for.")
-        if self._on_device is not None:
-            with self._bar(size - start) as bar:
-                return self._on_device.predecessors(k, start, bar.update)
-        rows = np.arange(start, size)
-        queries = Queries(self._points[start:], rows, np.full(len(rows), -1), *_empty(len(rows), k))
+        rows = torch.arange(start, size, device=self._tensor.device)
+        queries = _queries(self._points[start:], rows, torch.full_like(rows, -1), k)
         with self._bar(len(rows)) as bar:
             self._answer_ascending(queries, bar)
-        return self._tensors(queries.index, queries.value)
+        return queries.numbers, queries.value
 
     def nearest_before(
         self, queries: Float[Tensor, "Q D"], limit: Int[Tensor, " Q"], k: int
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
         """Indices and distances of the k nearest points before a limit; -1 and infinity where there are fewer.
 
-        On CPUs only. Arguments as for `nearest`.
+        Arguments as for `nearest`.
 
         Args:
             queries: places to search from.
@@ -222,54 +188,37 @@ class SearchIndex:
             k: number of neighbors.
         """
         ascending = limit.argsort(stable=True)
-        places, limits = queries.detach().double()[ascending].numpy(), limit[ascending].numpy()
-        asked = Queries(places, limits, np.full(len(limits), -1), *_empty(len(limits), k))
+        limits = limit[ascending]
+        asked = _queries(self._places(queries)[ascending], limits, torch.full_like(limits, -1), k)
         with self._bar(len(limits)) as bar:
             self._answer_ascending(asked, bar)
-        index, value = self._tensors(asked.index, asked.value)
         back = torch.empty_like(ascending)
-        back[ascending] = torch.arange(len(back))
-        return index[back], value[back]
+        back[ascending] = torch.arange(len(back), device=back.device)
+        return asked.numbers[back], asked.value[back]
 
     def _answer_ascending(self, queries: Queries, bar: tqdm) -> None:
         """Answer queries whose limits ascend, among prefixes of the points that grow with them."""
-        size, k, limits = len(self._tensor), queries.k, queries.limit
-        source = self._build(k + 1)
-        growth = source.backend.growth
-        fetch = k + SPARE + (0 if source.backend.filters else int(k * growth))
-        first = 0
+        size, limits, first = len(self._tensor), queries.limit, 0
+        kept = self._kept(queries.k + 1)
         while first < len(limits):
             limit = int(limits[first])
-            stop = min(size, limit + max(256, int(limit * growth)))
-            last = max(first + 1, int(np.searchsorted(limits, stop, side="right" if stop == size else "left")))
-            # Of a row with few predecessors, a tree that does not filter would return nearly all that it holds.
-            source.prefix(stop, brute_only=limit < 16 * k and not source.backend.filters)
-            block = slice(first, last)
-            part = Queries(
-                queries.places[block], limits[block], queries.exclude[block], queries.index[block], queries.value[block]
-            )
-            hard = source.answer(part, fetch, bar)
-            if hard > 1 / 3 and fetch < 2 * k:
-                fetch += fetch // 2  # a regular ordering, in which half of the surroundings come later
+            stop = min(size, limit + max(256, int(limit * self._growth)))
+            last = int(torch.searchsorted(limits, stop, right=True))
+            inside = None if kept is None else kept[: int(torch.searchsorted(kept, stop))]
+            backend = self._build(self._points[:stop] if inside is None else self._points[inside])
+            _answer(backend, inside, queries.at(slice(first, last)), bar)
             first = last
 
-    def _build(self, copies: int) -> Source:
-        """Backends over the points that have fewer than `copies` earlier duplicates."""
-        kept = np.flatnonzero(self._copies < copies)
-        points, on_gpu = self._points[kept], self._tensor.is_cuda and has_gpu_faiss()
-        brute = BruteForce(points, self._tensor.device, self._tensor.dtype, self._metric)
-        backend: CandidateBackend | CompiledTree = brute
-        if self.backend == "kdtree":
-            backend = CompiledTree(points) if compiled.supported(len(points)) else KDTree(points)
-        elif self.backend == "faiss":
-            backend = FlatFaiss(points, on_gpu)
-        elif self.backend == "ivf":
-            backend = InvertedFile(points, self._nprobe, on_gpu)
-        return Source(backend, brute, kept)
+    def _kept(self, copies: int) -> Tensor | None:
+        """Numbers of the points that have fewer than `copies` earlier duplicates; None is all."""
+        return None if self._most_copies < copies else torch.nonzero(self._copies < copies)[:, 0]
 
-    def _tensors(self, index: Ints, value: Floats) -> tuple[Tensor, Tensor]:
-        device = self._tensor.device
-        return torch.from_numpy(index).to(device), torch.from_numpy(value).to(device)
+    def _build(self, points: Tensor) -> Backend:
+        if self.backend == "kdtree":
+            return CompiledTree(points)
+        if self.backend == "faiss":
+            return FlatFaiss(points, points.is_cuda and has_gpu_faiss())
+        return PointsInTorch(points, self._metric)
 
     def _bar(self, total: int) -> tqdm:
         if not self._progress or total < _MANY:
@@ -283,10 +232,23 @@ def _no_bar() -> tqdm:
     return tqdm(disable=True)
 
 
-def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
-    """Memory for numbers and distances of neighbors."""
-    shape = num_queries, k
-    return memory.empty(shape, torch.int64).numpy(), memory.empty(shape, torch.float64).numpy()
+def _queries(places: Tensor, limit: Tensor, exclude: Tensor, k: int) -> Queries:
+    """Queries with memory for their answers."""
+    shape, device = (len(places), k), places.device
+    answers = memory.empty(shape, torch.int64, device), memory.empty(shape, torch.float64, device)
+    return Queries(places, limit, exclude, *answers)
+
+
+def _answer(backend: Backend, kept: Tensor | None, queries: Queries, bar: tqdm) -> None:
+    """Answer queries about all points by a backend that has the `kept` ones."""
+    if kept is None:
+        backend.answer(queries, bar.update)
+        return
+    place = torch.searchsorted(kept, queries.exclude).clamp(max=len(kept) - 1)
+    exclude = torch.where(kept[place] == queries.exclude, place, -1)
+    limit = torch.searchsorted(kept, queries.limit)
+    backend.answer(queries._replace(limit=limit, exclude=exclude), bar.update)
+    queries.numbers.copy_(torch.where(queries.numbers < 0, -1, kept[queries.numbers]))
 
 
 def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
@@ -299,17 +261,22 @@ def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
         if backend not in ("auto", "torch"):
             fail(where, "backend", "'auto' or 'torch' with a metric", repr(backend), "Others are Euclidean only.")
         return "torch"
-    if backend in ("faiss", "ivf") and find_faiss() is None:
+    if backend == "faiss" and find_faiss() is None:
         cure = "Install pyro-nngp[cpu] or pyro-nngp[gpu], or use backend='auto'."
         fail(where, "FAISS", f"to be installed for backend {backend!r}", "no module that imports", cure, ImportError)
+    size, dim = points.shape
+    has_tree = compiled.supported(size)
+    if backend == "kdtree" and not has_tree:
+        cure = "Use backend='auto', which finds the same neighbors."
+        fail(where, "compiled code", "for backend 'kdtree'", f"none for {size} points", cure)
     if backend != "auto":
         return backend
-    size, dim = points.shape
     if points.is_cuda:
         return "faiss" if dim > GRID_DIMS and has_gpu_faiss() else "torch"
-    has_tree = compiled.supported(size)
-    if dim <= (40 if has_tree else 8):
+    if has_tree and dim <= 40:
         return "kdtree"
+    if dim <= GRID_DIMS:
+        return "torch"
     # FAISS and torch bring an OpenMP runtime each, and two of them in one process crash on macOS.
     if sys.platform != "darwin" and find_faiss() is not None:
         return "faiss"

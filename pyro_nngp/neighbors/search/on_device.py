@@ -4,7 +4,7 @@ Up to three dimensions points are sorted into the cells of a grid. A query looks
 and is answered if its k-th distance is below the distance to whatever lies outside of them; otherwise it is asked again
 on a grid of cells twice as wide. The first grid is so fine that even the fullest cells hold few points, so clusters and
 empty regions cost about the same as evenly spread points. In more dimensions distances to all points are computed in
-tiles, as products of matrices in float64, with a bound on their rounding.
+tiles, as products of matrices in float64, with a bound on their rounding; distances of a metric of the user's too.
 
 Either way an answer is exact: distances equal `squared_distances` bit for bit, and ties go to the smaller
 number, as in all backends.
@@ -16,12 +16,12 @@ Symbols: Q queries, P points, D dimensions, k neighbors, C candidates.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_nngp.neighbors.search.copies import earlier_copies
+from pyro_nngp._checks import fail
 
 GRID_DIMS = 3
 _SPARE = 9  # candidates beyond k among which ties are resolved
@@ -32,93 +32,57 @@ CPU_BLOCK, GPU_BLOCK = 2**21, 2**26  # candidates held at a time
 TILE = 2**13  # points
 _ROUNDING = 1e-12  # of cell borders, relative to the extent of the points
 
-Neighbors = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+Metric = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int], object]  # called with the number of queries answered since the last call
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """Queries, and memory for their answers."""
 
     places: Tensor  # (Q, D)
     limit: Tensor  # (Q,): only points with smaller numbers count
     exclude: Tensor  # (Q,): the number of one point to leave out, -1 for none
-    numbers: Tensor  # (Q, k), to be written
-    value: Tensor  # (Q, k), to be written
+    numbers: Tensor  # (Q, k), to be written: numbers of the points, -1 where there is none
+    value: Tensor  # (Q, k), to be written: distances, infinite where there is no point
 
     @property
     def k(self) -> int:
         """Number of neighbors wanted."""
         return self.numbers.shape[1]
 
+    def at(self, rows: Any) -> "Queries":
+        """Some of the queries; their memory is shared if `rows` is a slice."""
+        return Queries(*(each[rows] for each in self))
+
     def counts(self, rows: Tensor, candidates: Tensor) -> Tensor:
         """Whether each candidate counts for each of some queries."""
         return (candidates < self.limit[rows, None]) & (candidates != self.exclude[rows, None])
 
+    def write(self, numbers: Tensor, value: Tensor) -> None:
+        """Keep the answers, unless they were written in place."""
+        for memory, answer in ((self.numbers, numbers), (self.value, value)):
+            if memory.data_ptr() != answer.data_ptr():
+                memory.copy_(answer)
 
-class DeviceIndex:
-    """A search index over fixed points, on their device.
+
+class PointsInTorch:
+    """Fixed points, and the grids over them that were built so far.
 
     Args:
-        points: finite points, (P, D); distances are taken in float64 whatever their dtype.
+        points: finite points, (P, D), in float64 unless there is a metric.
+        metric: callable (n, D), (m, D) -> (n, m) of distances; None is the squared Euclidean one.
     """
 
-    def __init__(self, points: Tensor) -> None:
-        self.points = points.detach().double()
-        self._copies = earlier_copies(self.points)
-        self._most_copies = int(self._copies.max())
-        self._sources: dict[int, tuple[Tensor, _Points]] = {}
-
-    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Progress) -> Neighbors:
-        """The k nearest points of each query, nearest first, ties by number; `exclude` is (Q,), -1 for none."""
-        copies = min(k, self._most_copies) + 1
-        if copies not in self._sources:
-            kept = self._kept(copies)
-            self._sources[copies] = kept, _Points(self.points[kept])
-        kept, points = self._sources[copies]
-        if exclude is None:
-            exclude = torch.full((len(queries),), -1, device=self.points.device)
-        place = torch.searchsorted(kept, exclude).clamp(max=len(kept) - 1)
-        exclude = torch.where(kept[place] == exclude, place, -1)
-        limit = torch.full_like(exclude, len(kept))
-        return self._numbered(kept, points.search(queries.detach().double(), k, limit, exclude, done))
-
-    def predecessors(self, k: int, start: int, done: Progress) -> Neighbors:
-        """The k nearest predecessors of the rows from `start`, block by block among points up to twice their first."""
-        kept, size, parts = self._kept(k + 1), len(self.points), []
-        while start < size:
-            stop = min(size, max(256, 2 * start))
-            rows = torch.arange(start, stop, device=kept.device)
-            inside = _Points(self.points[kept[: int(torch.searchsorted(kept, stop))]])
-            limit, none = torch.searchsorted(kept, rows), torch.full_like(rows, -1)
-            parts.append(self._numbered(kept, inside.search(self.points[rows], k, limit, none, done)))
-            start = stop
-        index, value = zip(*parts, strict=True)
-        return torch.cat(index), torch.cat(value)
-
-    def _kept(self, copies: int) -> Tensor:
-        """Numbers of the points that have fewer than `copies` earlier duplicates."""
-        return torch.nonzero(self._copies < copies)[:, 0]
-
-    def _numbered(self, kept: Tensor, neighbors: Neighbors) -> Neighbors:
-        index, value = neighbors
-        return torch.where(index < 0, -1, kept[index]), value
-
-
-class _Points:
-    """Points, and the grids over them that were built so far."""
-
-    def __init__(self, points: Tensor) -> None:
+    def __init__(self, points: Tensor, metric: Metric | None = None) -> None:
         self.points, self.columns, self.low = points, points.T.contiguous(), points.amin(0)
         self.extent = float((points.amax(0) - self.low).max())
+        self.metric = metric
         self._grids: dict[int, tuple[Tensor, Tensor, int]] = {}
 
-    def search(self, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Progress) -> Neighbors:
-        """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
-        index = torch.full((len(queries), k), -1, device=queries.device)
-        value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=queries.device)
-        answer = _by_grid if self.points.shape[1] <= GRID_DIMS else _by_tiles
-        answer(self, _Queries(queries, limit, exclude, index, value), done)
-        return index, value
+    def answer(self, queries: Queries, done: Progress) -> None:
+        """Write the nearest points of all queries into their memory."""
+        by_grid = self.points.shape[1] <= GRID_DIMS and self.metric is None
+        (_by_grid if by_grid else _by_tiles)(self, queries, done)
 
     def grid(self, level: int) -> tuple[Tensor, Tensor, int]:
         """Sorted cells of the points, the points in this order, and the largest number of points in a cell."""
@@ -156,7 +120,7 @@ def distances(columns: Tensor, queries: Tensor, index: Tensor) -> Tensor:
     return total
 
 
-def _by_grid(given: _Points, queries: _Queries, done: Progress) -> None:
+def _by_grid(given: PointsInTorch, queries: Queries, done: Progress) -> None:
     """Grids from fine to coarse, the last of one cell, until every query is answered."""
     wanted = _WANTED[given.points.shape[1] - 1] * queries.k
     level = given.finest(wanted)
@@ -187,7 +151,7 @@ def _by_grid(given: _Points, queries: _Queries, done: Progress) -> None:
         todo, level = todo[~proven], level - 1
 
 
-def _around(given: _Points, queries: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
+def _around(given: PointsInTorch, queries: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of sorted points in the 3^D cells around queries: first and count (Q, 3^(D-1)); and the floor (Q,).
 
     All points outside have squared distances of at least the floor.
@@ -225,40 +189,74 @@ def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
     return torch.where(at < ends[:, -1:], position, 0)
 
 
-def _by_tiles(given: _Points, queries: _Queries, done: Progress) -> None:
+def _by_tiles(given: PointsInTorch, queries: Queries, done: Progress) -> None:
     """All distances, tile by tile; queries that rounding or ties leave open are repeated with more candidates."""
     points = given.points
-    center = points.mean(0)
-    centered = points - center
-    norms = centered.square().sum(-1)
-    largest, eps, dim = norms.max(), torch.finfo(torch.float64).eps, points.shape[1]
+    far = _Products(points) if given.metric is None else _Measured(points, given.metric)
     size = max(1, _block(points) // TILE)
     for start in range(0, len(queries.places), size):
         rows, fetch = torch.arange(len(queries.places), device=points.device)[start : start + size], queries.k + _SPARE
         while len(rows):
             stop = max(1, int(queries.limit[rows].max()))
-            query = queries.places[rows] - center
-            best = torch.full((len(rows), 0), math.inf, dtype=torch.float64, device=points.device)
+            places = queries.places[rows]
+            best = torch.full((len(rows), 0), math.inf, dtype=queries.value.dtype, device=points.device)
             numbers = torch.zeros(len(rows), 0, dtype=torch.int64, device=points.device)
             for tile in range(0, stop, TILE):
                 every = torch.arange(tile, min(stop, tile + TILE), device=points.device)
-                near = torch.addmm(norms[every], query, centered[every].T, alpha=-2)
-                near.masked_fill_(~queries.counts(rows, every), math.inf)
+                near = far.values(places, every).masked_fill(~queries.counts(rows, every), math.inf)
                 top, at = near.topk(min(fetch, len(every)), largest=False)
                 best, numbers = torch.cat([best, top], -1), torch.cat([numbers, every[at]], -1)
                 best, at = best.topk(min(fetch, best.shape[1]), largest=False)
                 numbers = numbers.gather(-1, at)
-            exact = distances(given.columns, queries.places[rows], numbers).masked_fill_(best.isinf(), math.inf)
+            exact = best if given.metric is not None else distances(given.columns, places, numbers)
+            exact = exact.masked_fill(best.isinf(), math.inf)
             queries.numbers[rows], queries.value[rows] = _smallest(numbers, exact, queries.k)
-            square = query.square().sum(-1)
-            bound = 2 * (dim + 8) * eps * (square.sqrt() + largest.sqrt()).square()
-            last = best[:, -1] if best.shape[1] == fetch else torch.full_like(square, math.inf)
-            proven = (queries.value[rows, -1] < last + square - bound) | last.isinf()
+            last = best[:, -1] if best.shape[1] == fetch else torch.full_like(best[:, 0], math.inf)
+            proven = (queries.value[rows, -1] < far.floor(places, last)) | last.isinf()
             done(int(proven.sum()))
             rows, fetch = rows[~proven], 4 * fetch
 
 
-def _smallest(index: Tensor, value: Tensor, k: int) -> Neighbors:
+class _Products:
+    """|p|^2 - 2 p.q of all points p and queries q, which grows with the distance of p."""
+
+    def __init__(self, points: Tensor) -> None:
+        self._center = points.mean(0)
+        self._points = points - self._center
+        self._norms = self._points.square().sum(-1)
+
+    def values(self, places: Tensor, rows: Tensor) -> Tensor:
+        return torch.addmm(self._norms[rows], places - self._center, self._points[rows].T, alpha=-2)
+
+    def floor(self, places: Tensor, value: Tensor) -> Tensor:
+        """The smallest squared distance that may have led to a value."""
+        square = (places - self._center).square().sum(-1)
+        bound = 2 * (places.shape[1] + 8) * torch.finfo(value.dtype).eps
+        return value + square - bound * (square.sqrt() + self._norms.max().sqrt()).square()
+
+
+class _Measured:
+    """Distances in a metric of the user's."""
+
+    def __init__(self, points: Tensor, metric: Metric) -> None:
+        self._points, self._metric = points, metric
+
+    @torch.no_grad()
+    def values(self, places: Tensor, rows: Tensor) -> Tensor:
+        value = self._metric(places, self._points[rows])
+        if not isinstance(value, Tensor) or value.shape != (len(places), len(rows)):
+            expectation = f"to return a tensor of shape {(len(places), len(rows))}"
+            actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            fail("SearchIndex", "metric", expectation, actual, "Map (n, D), (m, D) to (n, m).")
+        if bool(value.isnan().any()):
+            fail("SearchIndex", "metric", "to return numbers", "NaN", "Try it on a few of the points.")
+        return value.double()
+
+    def floor(self, places: Tensor, value: Tensor) -> Tensor:
+        return value
+
+
+def _smallest(index: Tensor, value: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k smallest values of each row with their numbers, ties by number; -1 where a value is infinite."""
     fetch = min(value.shape[1], k + _SPARE)
     top, at = value.topk(fetch, largest=False)
@@ -270,7 +268,7 @@ def _smallest(index: Tensor, value: Tensor, k: int) -> Neighbors:
     return numbers, least
 
 
-def _in_order(index: Tensor, value: Tensor, k: int) -> Neighbors:
+def _in_order(index: Tensor, value: Tensor, k: int) -> tuple[Tensor, Tensor]:
     index, at = index.sort(dim=-1)
     value, second = value.gather(-1, at).sort(stable=True, dim=-1)
     index = index.gather(-1, second).masked_fill_(value.isinf(), -1)

@@ -8,27 +8,17 @@ from typing import ClassVar
 
 import pytest
 import torch
-from oracles.neighbors import PLANE, POINTS, N, oracle, shuffled, uniform
+from oracles.neighbors import PLANE, POINTS, N, oracle, uniform
 from tqdm.auto import tqdm
 
 from pyro_nngp.neighbors.search import backends as search_backends
-from pyro_nngp.neighbors.search import certification as search_proof
 from pyro_nngp.neighbors.search import index as search
-from pyro_nngp.neighbors.search.index import SearchIndex, nearest, nearest_predecessors, recall
+from pyro_nngp.neighbors.search import on_device
+from pyro_nngp.neighbors.search.backends import CompiledTree
+from pyro_nngp.neighbors.search.index import SearchIndex, nearest, nearest_predecessors
 
 F64 = torch.float64
-EXACT = ("kdtree", "scipy", "torch", "faiss")  # "kdtree" is the compiled one where it is there
-
-
-@pytest.fixture
-def use(monkeypatch):
-    """Name of a backend, SciPy's tree among them."""
-
-    def switch(backend):
-        monkeypatch.setenv("PYRO_NNGP_NATIVE", "0" if backend == "scipy" else "1")
-        return "kdtree" if backend == "scipy" else backend
-
-    return switch
+EXACT = ("kdtree", "torch", "faiss")
 
 
 @pytest.fixture(autouse=True)
@@ -38,34 +28,33 @@ def _optional_library(request):
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_all_backends_find_the_same_predecessors(name, use):
+def test_all_backends_find_the_same_predecessors(name):
     points = POINTS[name]
     expected = oracle(points, points, 20, limit=range(N))
     for backend in EXACT:
         for k in (1, 20):
-            assert torch.equal(nearest_predecessors(points, k, backend=use(backend)), expected[:, :k])
-    for backend in ("kdtree", "scipy"):
+            assert torch.equal(nearest_predecessors(points, k, backend=backend), expected[:, :k])
+    for backend in EXACT:
         for start in (300, N - 3):
-            found = nearest_predecessors(points, 7, start=start, backend=use(backend))
+            found = nearest_predecessors(points, 7, start=start, backend=backend)
             assert torch.equal(found, expected[start:, :7])
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_all_backends_find_the_same_points(name, use):
+def test_all_backends_find_the_same_points(name):
     points = POINTS[name]
     rows = torch.arange(0, N, 5)
     elsewhere = points[rows] + 0.5
     at, beside = oracle(points[rows], points, 40, exclude=rows), oracle(elsewhere, points, 40)
     for backend in EXACT:
-        index = SearchIndex(points, backend=use(backend))
+        index = SearchIndex(points, backend=backend)
         for k in (1, 40):
             assert torch.equal(index.nearest(points[rows], k, rows)[0], at[:, :k])
             assert torch.equal(index.nearest(elsewhere, k)[0], beside[:, :k])
 
 
 @pytest.mark.parametrize("backend", EXACT)
-def test_every_point_can_be_asked_for(backend, use):
-    backend = use(backend)
+def test_every_point_can_be_asked_for(backend):
     points = POINTS["shuffled grid"][:60]
     assert torch.equal(nearest(points, points, 60, backend=backend), oracle(points, points, 60))
     rows = torch.arange(60)
@@ -92,15 +81,15 @@ def test_float32_points_are_compared_in_float64():
 
 def test_an_index_that_another_thread_builds_is_not_used_before_it_is_ready(monkeypatch):
     index, building, answered = SearchIndex(PLANE), Event(), Event()
-    prefix = search_proof.Source.prefix
 
-    def wait_once(*args):
-        if not building.is_set():
-            building.set()
-            assert answered.wait(10)
-        prefix(*args)
+    class Slow(CompiledTree):
+        def __init__(self, points):
+            if not building.is_set():
+                building.set()
+                assert answered.wait(10)
+            super().__init__(points)
 
-    monkeypatch.setattr(search_proof.Source, "prefix", wait_once)
+    monkeypatch.setattr(search, "CompiledTree", Slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(index.nearest, PLANE, 3)
         assert building.wait(10)
@@ -111,15 +100,27 @@ def test_an_index_that_another_thread_builds_is_not_used_before_it_is_ready(monk
         assert torch.equal(first.result()[0], second)
 
 
+def test_places_that_many_points_share_are_searched_once(monkeypatch):
+    sizes, points = [], POINTS["few places"]
+    monkeypatch.setattr(search, "CompiledTree", lambda points: sizes.append(len(points)) or CompiledTree(points))
+    index = SearchIndex(points, backend="kdtree")
+    for k in (3, 12, 3):
+        index.nearest(points[:5], k)
+    assert sizes == [25 * 4, 25 * 13]
+
+
 @pytest.mark.slow
-def test_small_blocks_and_threads_change_nothing(monkeypatch, use):
+def test_small_blocks_and_threads_change_nothing(monkeypatch):
     points = POINTS["shuffled grid"]
     expected = oracle(points, points, 12, limit=range(N))
-    monkeypatch.setattr(search_proof, "BLOCK", 500)
-    for name, tree in (("scipy", search_backends.KDTree), ("kdtree", search_backends.CompiledTree)):
-        monkeypatch.setattr(tree, "threads", lambda self: 3)
-        assert torch.equal(nearest_predecessors(points, 12, backend=use(name)), expected)
-    monkeypatch.setattr(search_backends, "CPU_BLOCK", 4000)
+    monkeypatch.setattr(search_backends, "BLOCK", 500)
+    torch.set_num_threads(3)
+    try:
+        for backend in ("kdtree", "faiss"):
+            assert torch.equal(nearest_predecessors(points, 12, backend=backend), expected)
+    finally:
+        torch.set_num_threads(1)
+    monkeypatch.setattr(on_device, "TILE", 100)
     constant = nearest_predecessors(points, 12, metric=lambda a, b: a.new_zeros(len(a), len(b)))
     assert torch.equal(constant[20:], torch.arange(12).expand(N - 20, 12))
 
@@ -188,7 +189,7 @@ def test_wrong_metrics(metric, error, message):
         nearest(points, points, 2, metric=metric)
 
 
-def test_own_metric_goes_by_brute_force_only():
+def test_own_metric_goes_by_torch_only():
     with pytest.raises(ValueError, match=r"expected backend 'auto' or 'torch' with a metric, got 'kdtree'"):
         SearchIndex(PLANE, backend="kdtree", metric=torch.cdist)
 
@@ -201,21 +202,23 @@ def without_faiss(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
 
 
+@pytest.fixture
+def without_compiled_code(monkeypatch):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", "0")
+
+
 @pytest.mark.parametrize("dim", [2, 20])
-def test_without_the_optional_library_search_is_exact(without_faiss, dim, use):
-    use("scipy")
+def test_without_faiss_and_compiled_code_search_is_exact(without_faiss, without_compiled_code, dim):
     points = POINTS[f"uniform in {dim}-d"]
     assert torch.equal(nearest_predecessors(points, 6), oracle(points, points, 6, limit=range(N)))
-    assert SearchIndex(points).backend == ("kdtree" if dim == 2 else "torch")
-    for backend in ("faiss", "ivf"):
-        with pytest.raises(
-            ImportError, match=rf"expected FAISS to be installed for backend '{backend}'.*pyro-nngp\[cpu\]"
-        ):
-            SearchIndex(points, backend=backend)
+    assert SearchIndex(points).backend == "torch"
+    with pytest.raises(ImportError, match=r"FAISS to be installed for backend 'faiss'.*pyro-nngp\[cpu\]"):
+        SearchIndex(points, backend="faiss")
+    with pytest.raises(ValueError, match=r"expected compiled code for backend 'kdtree', got none for 900 points"):
+        SearchIndex(points, backend="kdtree")
 
 
-def test_a_library_that_does_not_import_counts_as_absent(monkeypatch, use):
-    use("scipy")
+def test_a_library_that_does_not_import_counts_as_absent(monkeypatch, without_compiled_code):
     original = builtins.__import__
 
     def broken(name, *args, **kwargs):
@@ -227,12 +230,12 @@ def test_a_library_that_does_not_import_counts_as_absent(monkeypatch, use):
     assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
 
 
-def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypatch, use):
-    use("scipy")
-    assert SearchIndex(POINTS["uniform in 8-d"]).backend == "kdtree"
-    assert SearchIndex(POINTS["uniform in 20-d"]).backend == "faiss"
+def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypatch, without_compiled_code):
+    pytest.importorskip("faiss")
+    assert SearchIndex(POINTS["uniform in 3-d"]).backend == "torch"
+    assert SearchIndex(POINTS["uniform in 8-d"]).backend == "faiss"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
+    assert SearchIndex(POINTS["uniform in 8-d"]).backend == "torch"
 
 
 @pytest.mark.gpu
@@ -243,30 +246,6 @@ def test_gpu_finds_the_same_predecessors(name):
     found = nearest_predecessors(points.cuda(), 12)
     assert found.is_cuda
     assert torch.equal(found.cpu(), nearest_predecessors(points, 12))
-
-
-def test_faiss_inverted_file_is_measured_by_recall():
-    points = shuffled(uniform(3000, 6))
-    exact = nearest_predecessors(points, 8)
-    rough, fine = (recall(nearest_predecessors(points, 8, backend="ivf", nprobe=n), exact) for n in (1, 16))
-    assert rough < fine
-    assert fine > 0.97
-    every = nearest_predecessors(points, 8, backend="ivf", nprobe=10_000)
-    assert recall(every, exact) == 1
-    found = nearest_predecessors(points, 8, backend="ivf", nprobe=1)
-    rows = torch.arange(3000)
-    assert (found < rows[:, None]).all()
-    assert ((found >= 0).sum(-1) == rows.clamp(max=8)).all()
-    beside = nearest(points[:50] + 0.01, points, 8, backend="ivf", nprobe=10_000)
-    assert torch.equal(beside, nearest(points[:50] + 0.01, points, 8))
-
-
-def test_recall_counts_real_neighbors():
-    exact = torch.tensor([[0, -1], [1, 0], [2, 1]])
-    assert recall(exact, exact) == 1
-    assert recall(torch.tensor([[0, -1], [0, 5], [7, 8]]), exact) == pytest.approx(2 / 5)
-    with pytest.raises(ValueError, match=r"recall: expected approximate of the shape of exact \(3, 2\), got \(3, 1\)"):
-        recall(exact[:, :1], exact)
 
 
 # progress
@@ -335,7 +314,6 @@ def test_progress_shows_in_a_slow_search_only_if_wanted(bar, capsys, monkeypatch
         (lambda x: nearest(x, x, 2, torch.arange(5) + 1), ValueError, r"expected exclude in -1\.\.4, got 1\.\.5"),
         (lambda x: nearest(x, x, 2, torch.arange(5) - 2), ValueError, r"expected exclude in -1\.\.4, got -2\.\.2"),
         (lambda x: nearest(x, x, 2, backend="annoy"), ValueError, r"expected backend to be 'auto' or .*, got 'annoy'"),
-        (lambda x: nearest(x, x, 2, backend="ivf", nprobe=0), ValueError, r"expected nprobe >= 1, got 0"),
         (lambda x: nearest(x, x, 2, workers=3), TypeError, r"unexpected keyword argument 'workers'"),
     ],
 )
