@@ -95,6 +95,14 @@ class Smooth(Protocol):
     has_smooth_loss: bool
 
 
+@runtime_checkable
+class IntegratesCoefficients(Protocol):
+    """A method that may have solved coefficients, of which its log density is a quadratic function."""
+
+    def coefficient_nodes(self) -> dict[str, Tensor]:
+        """Values of their sites, (n, *event), that average to expectations under their posterior; empty without."""
+
+
 class Profile(Protocol):
     """The largest bound over all q of a method, as a function of its hyperparameters.
 

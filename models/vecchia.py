@@ -141,8 +141,9 @@ class Vecchia(ResponseMethod):
         """The density of the errors of a batch given their neighbors, which share the low-rank part."""
         errors, rows = Observed(self.rows, self.graph, with_prior(program.bound)), batch.rows[batch.targets]
         loc, var, features = errors.features_given_neighbors(batch.targets, batch.rows, batch.neighbors, program.at)
-        spread = (var + errors.observations(rows)[1]).double()
-        y = dist.LowRankMultivariateNormal(loc.double(), features.double(), spread)
+        spread = var + errors.observations(rows)[1]
+        loc = loc.double() if loc.dim() == 1 else loc.double().unsqueeze(-2)  # the data are the event
+        y = dist.LowRankMultivariateNormal(loc, features.double(), spread.double())
         with program.plates[0]:
             count_weights(program, rows)
         with poutine.scale(scale=self.num_data / len(rows)):

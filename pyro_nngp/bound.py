@@ -19,12 +19,11 @@ from pyro_nngp._checks import fail
 from pyro_nngp._versions import Attributes, Versions
 from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals.low_rank import LowRank
-from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.hyperparameters.priors import site_name
 from pyro_nngp.hyperparameters.values import Get, Values, as_sites, as_values, plain
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import ConstantMean, LinearMean
 
 _PARTS = "likelihood", "kernel", "mean"
 _PROBES = 8  # points whose covariances identify a function
@@ -95,12 +94,12 @@ class Bound:
     def _mean(self, x: Tensor) -> Tensor:
         """Values of the mean function."""
         mean, count = self.mean_function, len(x)
-        if isinstance(mean, ConstantMean) and "value" in mean._pyro_samples:
-            value = mean.value.to(x.dtype)
-            batch = batch_shape_of(mean, "value", value)
-            own, batch = value.shape[len(batch) :], placed(batch)
-            shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
-            return value.reshape(*shape, 1).expand(*shape, count)
+        if isinstance(mean, ConstantMean | LinearMean) and mean._pyro_samples:
+            values = mean.sets("value").to(x.dtype)[..., None]
+            if "slope" in mean._pyro_samples:
+                slope = mean.sets("slope").to(x.dtype)
+                values = values + (slope.mT if mean.own_shape else slope) @ mean.basis(x)[:, 1:].mT
+            return values.expand(*values.shape[:-1], count)
         values = mean(x)
         shapes = (count,), (count, 1), (count, *self.latent_shape)
         if not isinstance(values, Tensor) or tuple(values.shape) not in shapes:

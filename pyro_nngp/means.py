@@ -26,6 +26,7 @@ from torch.distributions.transforms import ReshapeTransform
 from pyro_nngp._checks import check_int, check_memory, check_number, fail, undefined
 from pyro_nngp._kinds import check_sequence
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
+from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.linalg import cholesky, half_solve
 
 _WEAK, _START = 10.0, 0.1  # scales of weak priors and of the first posterior, in spreads of f
@@ -99,6 +100,19 @@ class BasisMean(GPModule):
     def num_functions(self) -> int | None:
         """L; None where one function serves all latent functions."""
         return len(self.value) if self.value.dim() else None
+
+    def sets(self, name: str) -> Float[Tensor, "*shape"]:
+        """Values (*S, *columns, *L) of coefficients that have a prior, S the dimensions of vectorized plates but that of the data,
+        and of latent functions where L is theirs.
+
+        Args:
+            name: "value", or "slope" with a dimension of columns.
+        """
+        value = getattr(self, name)
+        batch = batch_shape_of(self, name, value)
+        own, batch = value.shape[len(batch) :], placed(batch)
+        plates = 1 + len(own) - (name == "slope")  # of data and latent functions
+        return value.reshape((*batch[: max(0, len(batch) - plates)], *own))
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that :meth:`assign` sets."""
@@ -308,10 +322,12 @@ class LinearMean(BasisMean):
         tril = cholesky(cov, 0.0).reshape(-1, p, p)
         self.posterior_tril.copy_(torch.diag_embed(tril.movedim(0, -1)).movedim(-2, 1).reshape(size, size))
 
-    def deviation(self) -> Float[Tensor, "p *L"]:
-        """Current coefficients minus their posterior means."""
-        values = self.coefficients
-        return values - self.posterior_loc.reshape(values.shape)
+    def deviation(self) -> Float[Tensor, "*shape"]:
+        """Current coefficients minus their posterior means, (p, *L), and in vectorized programs (*S, p, *L)."""
+        value, slope = self.sets("value"), self.sets("slope")
+        dim = -1 - len(self.own_shape)
+        values = torch.cat([value.unsqueeze(dim), slope], dim)
+        return values - self.posterior_loc.reshape(values.shape[dim:])
 
     def own_guide(self, name: str, before: Mapping[str, Tensor]) -> Any:
         """The posterior of one site given those that were drawn before it, by name."""
@@ -319,13 +335,14 @@ class LinearMean(BasisMean):
         first = self.posterior_loc.numel() // (1 + len(self.center))
         loc, tril = self.posterior_loc, self.posterior_tril
         if name == "value":
+            if self._single:
+                return dist.Normal(loc[0], tril[0, 0])
             q = dist.MultivariateNormal(loc[:first], scale_tril=tril[:first, :first])
         else:
-            residual = (before["value"].reshape(-1, 1) - loc[:first, None]).to(loc)
-            white = half_solve(tril[:first, :first], residual)[:, 0]
-            q = dist.MultivariateNormal(loc[first:] + tril[first:, :first] @ white, scale_tril=tril[first:, first:])
-        if name == "value" and self._single:
-            return dist.Normal(loc[0], tril[0, 0])
+            value = before["value"].to(loc)
+            residual = (value[..., None] if self._single else value.flatten(-len(shape) + 1)) - loc[:first]
+            white = half_solve(tril[:first, :first], residual[..., None])[..., 0]
+            q = dist.MultivariateNormal(loc[first:] + white @ tril[first:, :first].mT, scale_tril=tril[first:, first:])
         return q if len(shape) == 1 else dist.TransformedDistribution(q, [ReshapeTransform(q.event_shape, shape)])
 
     def own_quantiles(self, name: str, shift: Tensor) -> Tensor:
@@ -334,6 +351,23 @@ class LinearMean(BasisMean):
         part = slice(None, first) if name == "value" else slice(first, None)
         quantiles = self.posterior_loc + shift.to(self.posterior_loc) * self.posterior_tril.norm(dim=-1)
         return quantiles[part].reshape(shape)
+
+    def nodes(self) -> dict[str, Float[Tensor, "n *event"]]:
+        """Values of the sites over which a quadratic function of them averages to its posterior expectation.
+
+        They are the p + 1 vertices of a simplex that has the mean and the covariance of the posterior, by attribute.
+        """
+        loc, tril, count = self.posterior_loc, self.posterior_tril, self.posterior_loc.numel()
+        size = torch.arange(1, count + 1, dtype=tril.dtype, device=tril.device)
+        rows = torch.ones(count, count + 1).to(tril).tril() - torch.diag_embed(size, offset=1)[:count]
+        helmert = rows / (size * (size + 1)).sqrt()[:, None]  # orthonormal rows, and to ones
+        values = loc + math.sqrt(count + 1) * (tril @ helmert).mT
+        first = count // (1 + len(self.center))
+        shapes = {name: self._pyro_samples[name].event_shape for name in ("value", "slope")}
+        return {
+            "value": values[:, :first].reshape(-1, *shapes["value"]),
+            "slope": values[:, first:].reshape(-1, *shapes["slope"]),
+        }
 
     def _columns(self, x: Tensor) -> Tensor:
         if self.active_dims is None and x.shape[-1] != len(self.center):

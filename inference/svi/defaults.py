@@ -1,17 +1,20 @@
 """Defaults of ``fit`` that depend on the method: the optimizer, and the rows of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import torch
 from pyro import poutine
+from pyro.infer import ELBO
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_nngp._random import seeded
+from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import (
     Alternating,
     Batched,
+    IntegratesCoefficients,
     MultiLatent,
     Profiled,
     Program,
@@ -29,6 +32,7 @@ _FEW = 1000  # most parameters for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
 _NEIGHBORS = 32  # assumed of a method without a graph
+_MOST_NODES = 65  # of coefficients that are integrated over exactly, one more than coefficients
 _TRIED = 32  # rows, to check whether the guide has sites
 
 
@@ -85,7 +89,7 @@ def profiles(method: Trainable, solving: bool) -> bool:
 
 
 @torch.no_grad()
-def suits_lbfgs(method: Trainable, solving: bool) -> bool:
+def suits_lbfgs(method: Trainable, solving: bool, elbo: ELBO) -> bool:
     """Whether the loss on given rows is smooth: few parameters, and no latent values other than solved ones.
 
     A method can decide it by ``has_smooth_loss``.
@@ -101,7 +105,23 @@ def suits_lbfgs(method: Trainable, solving: bool) -> bool:
     args = method.batch_args(idx, torch.Generator()) if isinstance(method, Batched) else (idx,)
     with seeded(0, idx):
         trace = poutine.trace(method.guide).get_trace(*args)
-    return alternating or not prune_subsample_sites(trace).stochastic_nodes
+    drawn = set(prune_subsample_sites(trace).stochastic_nodes)
+    return alternating or not drawn or integrates_coefficients(method, solving, elbo, drawn)
+
+
+def integrates_coefficients(method: Trainable, solving: bool, elbo: ELBO, drawn: Collection[str] = ()) -> bool:
+    """Whether the loss is integrated exactly over coefficients of the mean: a few that are solved for.
+
+    Args:
+        method: the method.
+        solving: whether the run solves for them.
+        elbo: the objective.
+        drawn: sites of the guide that have to be among them.
+    """
+    if not (solving and isinstance(method, IntegratesCoefficients) and type(elbo) is IntegratedELBO):
+        return False
+    nodes = method.coefficient_nodes()
+    return bool(nodes) and nodes.keys() >= set(drawn) and len(next(iter(nodes.values()))) <= _MOST_NODES
 
 
 def _has_few_parameters(method: Trainable, solved: Sequence[Tensor] = ()) -> bool:

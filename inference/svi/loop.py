@@ -5,7 +5,8 @@ negative ELBO divided by the number of data points, in nats per point. Without a
 converged, in one of two ways:
 
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
-  ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to about 20,000;
+  ``LOO`` of Gaussian data; coefficients of the mean with normal priors are integrated over exactly,
+  :mod:`pyro_nngp.inference.svi.cubature`): quasi-Newton steps on a random subset of the rows that grows fourfold, up to about 20,000;
   a new neighbor search follows each round, at the present lengthscales. About 30 evaluations in total. Few rows that
   end at noise only, signal only or beyond the data have a second start
   (:mod:`pyro_nngp.inference.svi.second_start`).

@@ -17,12 +17,14 @@ from pyro_nngp._checks import fail, warn
 from pyro_nngp._random import shuffled
 from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
-from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
+from pyro_nngp.inference.protocols import IntegratesCoefficients, Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
+from pyro_nngp.inference.svi.cubature import CubatureELBO
 from pyro_nngp.inference.svi.defaults import (
     alternates,
     has_neighbors_of_graph,
+    integrates_coefficients,
     minibatch,
     most_rows,
     neighbor_parameters,
@@ -91,11 +93,13 @@ class Trainer:
         is_default = num_steps is batch_size is solve_every is None and type(elbo) is IntegratedELBO
         self.profiling = is_default and optimizer != "adam" and not for_adam and profiles(method, solving)
         if optimizer is None:
-            suits = self.profiling or (num_steps is None and not for_adam and suits_lbfgs(method, solving))
+            suits = self.profiling or (num_steps is None and not for_adam and suits_lbfgs(method, solving, elbo))
             optimizer = "lbfgs" if suits else "adam"
         self.optimizer = optimizer
         if optimizer == "lbfgs":
             self.tolerance *= min(1.0, num_data / _MANY_ROWS)
+            if integrates_coefficients(method, solving, elbo):
+                elbo = CubatureELBO(cast(IntegratesCoefficients, method))
         if optimizer == "lbfgs" and for_adam:
             cure = 'Leave them out, or choose optimizer="adam".'
             fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)

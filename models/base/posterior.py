@@ -249,7 +249,7 @@ class Observed(Posterior):
 
     def features_given_neighbors(
         self, targets: Int[Tensor, " B"], rows: Int[Tensor, " U"], near: Int[Tensor, "B K"], own: At
-    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, "B p"]]:
+    ) -> tuple[Float[Tensor, "... B"], Float[Tensor, " B"], Float[Tensor, "B p"]]:
         """Moments of f as of :meth:`given_neighbors`, and what they change by per unit of each coefficient.
 
         Args:

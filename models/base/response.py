@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers
-from pyro_nngp.hyperparameters.priors import modules_with_priors
+from pyro_nngp.hyperparameters.priors import modules_with_priors, site_name
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import neighbor_choice
 from pyro_nngp.models.base.draws import Draw, can_be_mapped
@@ -52,6 +52,13 @@ class ResponseMethod(Method):
     def _has_posterior(self) -> bool:
         """Whether the coefficients of the mean have a joint posterior."""
         return getattr(self._modules.get("mean"), "has_posterior", False)
+
+    def coefficient_nodes(self) -> dict[str, Tensor]:
+        """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
+        mean: Any = self._modules.get("mean")
+        if not (self._has_posterior and self.likelihood.is_gaussian):
+            return {}
+        return {site_name(self, mean, name): values for name, values in mean.nodes().items()}
 
     @property
     def can_solve(self) -> bool:

@@ -71,9 +71,9 @@ class MeanCoefficients:
             slopes: a function that returns how much the values fall per unit of each coefficient.
         """
         change = self._deviation()
-        return values if change is None else values - _combined(slopes(), change)
+        return values if change is None else values - _combined(slopes(), change, bool(self._mean.own_shape))
 
-    def _deviation(self) -> Float[Tensor, "p *L"] | None:
+    def _deviation(self) -> Float[Tensor, "*shape"] | None:
         """Coefficients less their posterior means, where they are not at these; None without a posterior."""
         if not self.has_posterior:
             return None
@@ -111,11 +111,11 @@ class MeanCoefficients:
         by_latent = (now.mT if mean.own_shape else now).to(curvature)  # (*L, p)
         linear = slope + (curvature @ by_latent[..., None])[..., 0]
         change = condition_coefficients(mean, curvature, linear).to(now) - now
-        return gain, _combined(gain, change.to(gain))
+        return gain, _combined(gain, change.to(gain), bool(mean.own_shape))
 
 
-def _combined(table: Float[Tensor, "*L p U"], change: Float[Tensor, "p *own"]) -> Float[Tensor, "*out U"]:
+def _combined(
+    table: Float[Tensor, "*L p U"], change: Float[Tensor, "*shape"], has_own: bool
+) -> Float[Tensor, "*out U"]:
     """Combinations of the rows of a table with coefficients: one set for all latent functions, or for each."""
-    if change.dim() == 1:
-        return (change[:, None] * table).sum(-2)
-    return (change.mT[:, :, None] * table).sum(-2)
+    return ((change.mT if has_own else change)[..., None] * table).sum(-2)

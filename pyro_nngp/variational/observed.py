@@ -123,7 +123,8 @@ class ObservedGaussian(Family):
             return target, precision
         mean = MeanCoefficients(bound.mean_function)
         target = mean.adjusted(self.target[..., at], lambda: mean.basis(rows.x[at]).mT)
-        return target, self.precision[..., at]
+        target, precision = torch.broadcast_tensors(target, self.precision[..., at])
+        return target, precision
 
     def means(self, given: Given, at: At = EVERY) -> Float[Tensor, "*L U"]:
         """Marginal means of u at some rows, at the present coefficients of the mean."""

@@ -13,7 +13,7 @@ from pyro_nngp.inducing import Determinantal
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Hurdle, NegativeBinomial, Ordinal, Poisson, StudentT
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LMC, LOO, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.variational import Conjugate
 
@@ -42,15 +42,17 @@ DATA = {
 }
 CASES = {
     "gaussian": [
+        *("Vecchia-trend", "LOO-trend"),
         *("VNNGP", "VNNGP-sparse", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"),
         *("NPVI-NN", "NPVI-conditional", "NPVI-sites", "BSGP", "BSGP-fixed", "BSGP-deep"),
     ],
     "two outputs": [
+        *("VNNGP-trend", "Vecchia-trend"),
         *("VNNGP", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"),
         *("NPVI-conditional", "NPVI-sites", "BSGP", "CoregionalizedLOO"),
     ],
     "two measurements": ["LMC", "CoregionalizedLOO"],
-    "poisson": ["VNNGP", "SVGP"],
+    "poisson": ["VNNGP", "VNNGP-trend", "SVGP"],
     "count and measurement": ["LMC"],
     "bernoulli": ["LOO", "SWSGP", "NPVI-conditional"],
     "student": ["LOO", "NPVI", "BSGP"],
@@ -67,6 +69,10 @@ MORE = {
     "BSGP-deep": (BSGP, {"inducing": 12, "num_layers": 2, "num_draws": 2, "fixed_draws": True}),
     "LMC": (LMC, {"num_neighbors": K}),
     "CoregionalizedLOO": (CoregionalizedLOO, {"num_neighbors": 5}),
+    **{
+        f"{name}-trend": (METHODS[name][0], METHODS[name][1] | {"mean": lambda: LinearMean(2, prior="weak")})
+        for name in ("VNNGP", "Vecchia", "LOO")
+    },
     "LOO-posterior": (LOO, {"num_neighbors": K, "divergence": "posterior"}),
     "LOO-conjugate": (LOO, {"num_neighbors": K, "guide": Conjugate(), "divergence": "posterior"}),
 }

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from training import Line, bumps, vecchia
 
+from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.inference.svi.defaults import (
     has_neighbors_of_graph,
     minibatch,
@@ -33,9 +34,9 @@ def test_the_largest_subsample_shrinks_with_the_number_of_neighbors():
 
 def test_a_method_can_say_that_its_loss_is_smooth():
     line = Line()  # its guide draws a site
-    assert not suits_lbfgs(line, False)
+    assert not suits_lbfgs(line, False, IntegratedELBO())
     line.has_smooth_loss = True
-    assert suits_lbfgs(line, False)
+    assert suits_lbfgs(line, False, IntegratedELBO())
 
 
 def test_only_methods_that_find_neighbors_have_parameters_of_the_metric():

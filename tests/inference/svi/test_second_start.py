@@ -1,16 +1,20 @@
 """A second start where few noisy data end at an edge, the choice between the two, and its warning."""
 
+import copy
 import math
 import warnings
 
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroSample
 
 from pyro_nngp.inference import ConvergenceWarning, fit
 from pyro_nngp.inference.svi.residual_check import Tails
 from pyro_nngp.inference.svi.second_start import SecondStart, check_second_start, kind_of, place_second_start
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LOO, Vecchia
 
 methods = pytest.mark.parametrize("method", [Vecchia, LOO])
@@ -49,14 +53,16 @@ def test_no_second_start_for_what_was_set_or_for_many_rows():
     x, y = waves(60)
     assert kind_of(Vecchia(x, y, Matern52(1, lengthscale=1e-4))) is None
     assert kind_of(Vecchia(x, y, Matern52(1), Gaussian(0.1))) is None
+    assert kind_of(Vecchia(x, y, Matern52(1), Gaussian(PyroSample(dist.LogNormal(0.0, 1.0))))) is None
     assert kind_of(Vecchia(torch.rand(2001, 1), torch.randn(2001), Matern52(1), num_neighbors=3)) is None
     assert kind_of(Vecchia(x, torch.stack([y, y], 1), Matern52(1))) is None
 
 
+@pytest.mark.parametrize("mean", [None, LinearMean(1, prior="weak")])
 @methods
-def test_a_run_that_ends_at_noise_is_followed_by_one_that_finds_f(method):
+def test_a_run_that_ends_at_noise_is_followed_by_one_that_finds_f(method, mean):
     x, y = waves()
-    gp = method(x, y, Matern52(1))
+    gp = method(x, y, Matern52(1), mean=copy.deepcopy(mean))
     want = fit(gp, progress=False).loss
     set_values(gp, 1e-5, 0.5, 0.1)  # where the gradient of the lengthscale is zero
     result = fit(gp, progress=False)

@@ -6,10 +6,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import Trace_ELBO
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
 from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.inference.svi.cubature import CubatureELBO
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.means import LinearMean
@@ -138,6 +140,41 @@ def test_the_bound_is_the_evidence_with_coefficients_integrated_out():
     torch.manual_seed(0)
     losses = torch.tensor([IntegratedELBO().loss(gp.model, gp.guide) for _ in range(200)])
     assert abs(-losses.mean() - want) < 6 * losses.std() / 200**0.5 + 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"num_neighbors": N - 1}, {"num_neighbors": N - 1, "inducing": x[:9]}])
+def test_the_loss_at_the_nodes_of_coefficients_is_the_evidence_as_is_its_gradient(settings):
+    gp = nngp.Vecchia(x, y, kernel(), Gaussian(NOISE), mean=trend(), jitter=1e-9, **settings)
+    gp.solve()
+    loc, precision = gp.mean.prior_moments()
+    basis, bound, eye = gp.mean.basis(x), gp.bound(), torch.eye(N)
+    cov = bound.covariance(x, x) + bound.likelihood.variance * eye + basis @ torch.diag(1 / precision) @ basis.T
+    want = -dist.MultivariateNormal(basis @ loc, cov).log_prob(y)
+    got = CubatureELBO(gp).differentiable_loss(gp.model, gp.guide)
+    assert got.item() == pytest.approx(want.item(), abs=1e-4)
+    learned = [*gp.kernel.parameters(), *gp.likelihood.parameters()]
+    for left, right in zip(torch.autograd.grad(got, learned), torch.autograd.grad(want, learned), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_latents", [None, 2])
+def test_nodes_have_the_moments_of_the_posterior(num_latents):
+    mean = trend(num_latents=num_latents)
+    gp = nngp.Vecchia(x, torch.stack([y, y.flip(0)], 1) if num_latents else y, kernel(), mean=mean, num_neighbors=8)
+    gp.solve()
+    nodes = torch.cat([values.reshape(len(values), -1) for values in gp.mean.nodes().values()], 1)
+    loc, cov = posterior(gp)
+    assert len(nodes) == 1 + len(loc)
+    torch.testing.assert_close(nodes.mean(0), loc)
+    torch.testing.assert_close(torch.cov(nodes.T, correction=0), cov)
+
+
+@pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO, nngp.MLLk])
+def test_training_needs_no_draws_of_coefficients(method):
+    gp = method(x, y, kernel(), num_neighbors=8, mean=trend())
+    assert nngp.fit(gp, progress=False).optimizer == "lbfgs"
+    own = method(x, y, kernel(), num_neighbors=8, mean=trend())  # an objective of one's own has draws
+    assert nngp.fit(own, elbo=Trace_ELBO(), max_seconds=0.01, progress=False).optimizer == "adam"
 
 
 @pytest.mark.parametrize("likelihood", [Poisson(), Bernoulli()])
