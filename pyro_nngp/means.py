@@ -1,4 +1,4 @@
-r"""Mean functions: a constant, or a linear function of the inputs.
+r"""Mean functions: a constant, or a linear function of the inputs and of waves of them, such as seasons.
 
 Both are linear in their coefficients, :math:`\mu(x) = b(x)^\top \beta`, so that methods for Gaussian data solve for
 them by generalized least squares, and predictions have the uncertainty that is left of them, under a flat prior or a
@@ -23,12 +23,13 @@ from pyro.nn import PyroSample
 from torch import Tensor
 from torch.distributions.transforms import ReshapeTransform
 
-from pyro_nngp._checks import check_int, check_memory, check_number, fail, undefined
+from pyro_nngp._checks import check_int, check_memory, check_number, check_positive, fail, undefined
 from pyro_nngp._kinds import check_sequence
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.linalg import cholesky, half_solve
 
+_PERIODS = "Pass periods by column number, such as periods={2: [12, 6]}."
 _WEAK, _START = 10.0, 0.1  # scales of weak priors and of the first posterior, in spreads of f
 
 
@@ -174,7 +175,11 @@ class ConstantMean(BasisMean):
 
 
 class LinearMean(BasisMean):
-    r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
+    r"""A linear mean function of some columns, and of waves of some, :math:`\mu(x) = c + s^\top (b(x) - \bar b)`.
+
+    b(x) has the columns `active_dims`, then :math:`\sin(2 \pi x_d / P)` and :math:`\cos(2 \pi x_d / P)` for each
+    period P of each column d in `periods`. A monthly series in years with a trend and a season of two harmonics has the
+    mean ``LinearMean(1, active_dims=[2], periods={2: [1, 1/2]})`` if time is column 2.
 
     Without a prior, c and s are parameters, and predictions have their uncertainty, as in universal kriging, where they
     have the level of a :class:`ConstantMean`. With one, they are the sites ``mean.value`` and ``mean.slope`` of a
@@ -182,23 +187,27 @@ class LinearMean(BasisMean):
     predictions have its uncertainty.
 
     Args:
-        input_dim: number D of columns.
+        input_dim: number of columns that enter by themselves; 0 for waves alone.
         num_latents: number L of functions, each with its coefficients; None is one.
         prior: distribution of a number, the prior of each coefficient in the units of the data; or "weak", normal
             distributions with 10 times the spread of f in the data, per standard deviation of the column, as their
             standard deviations, whatever the units; None makes the coefficients parameters.
         active_dims: the columns; None is all of them.
+        periods: for a column number, a period or several, in the units of the column: waves that repeat, such as
+            seasons. Periods P, P/2 and P/3 are three harmonics of P.
 
     Attributes:
         value: c, the level at the center of the data, () or (L,).
-        slope: s, (D,) or (D, L).
-        center: :math:`\bar x`, which the method sets to the center of its data.
+        slope: s, (S,) or (S, L), for S columns and waves.
+        center: :math:`\bar b`, (S,), which the method sets to the center of its data.
+        waves: a pair (d, P) for each sine and cosine.
         posterior_loc, posterior_tril: mean and Cholesky factor of the covariance of the joint posterior of (c, s),
             flattened in this order, where the method solves for it.
 
     Raises:
         TypeError: if `prior` is no distribution of a number.
-        ValueError, TypeError: if ``active_dims`` are not D columns, or inputs have another number of them.
+        ValueError, TypeError: if ``active_dims`` are not ``input_dim`` columns, ``periods`` are no positive numbers
+            by column, or inputs lack one of the columns.
     """
 
     trained_buffers = frozenset({"posterior_loc", "posterior_tril"})  # not part of the identity of a run
@@ -206,6 +215,7 @@ class LinearMean(BasisMean):
     center: Tensor
     posterior_loc: Tensor
     posterior_tril: Tensor
+    waves: tuple[tuple[int, float], ...] = ()  # of files that were written before there were any
 
     def __init__(
         self,
@@ -213,9 +223,11 @@ class LinearMean(BasisMean):
         num_latents: int | None = None,
         prior: Any | Literal["weak"] | None = None,
         active_dims: Sequence[int] | None = None,
+        periods: Mapping[int, float | Sequence[float]] | None = None,
     ) -> None:
         super().__init__()
-        check_int("LinearMean", "input_dim", input_dim, 1, "Pass the number of columns.")
+        self.waves = _waves(periods or {})
+        check_int("LinearMean", "input_dim", input_dim, 0 if self.waves else 1, "Pass the number of columns.")
         check_memory("LinearMean", "slopes", input_dim, torch.get_default_dtype(), "Pass the number of columns.")
         if active_dims is not None:
             check_sequence("LinearMean", "active_dims", active_dims, "List column numbers.")
@@ -228,31 +240,32 @@ class LinearMean(BasisMean):
             fail(
                 "LinearMean", "active_dims", f"of length {input_dim}", len(active_dims), "Make it agree with input_dim."
             )
-        self.active_dims = None if active_dims is None else list(active_dims)
+        self.active_dims = list(active_dims or ()) if active_dims is not None or input_dim == 0 else None
+        num_slopes = input_dim + 2 * len(self.waves)
         self.is_set, self._single, self._given_prior = False, num_latents is None, prior is not None
         self._weak = isinstance(prior, str) and prior == "weak"
         shape = () if num_latents is None else (num_latents,)
-        self.register_buffer("center", torch.zeros(input_dim))
-        size = (1 + input_dim) * max(1, len(torch.zeros(shape).reshape(-1)))
+        self.register_buffer("center", torch.zeros(num_slopes))
+        size = (1 + num_slopes) * max(1, len(torch.zeros(shape).reshape(-1)))
         self.register_buffer("posterior_loc", torch.zeros(size if prior is not None else 0))
         self.register_buffer("posterior_tril", torch.eye(size if prior is not None else 0))
         if prior is None:
             self.value = scaled(torch.zeros(shape), 1.0)
-            self.slope = scaled(torch.zeros(input_dim, *shape), 1.0)
+            self.slope = scaled(torch.zeros(num_slopes, *shape), 1.0)
             return
         prior = dist.Normal(torch.tensor(0.0), 1.0) if self._weak else prior
         if not isinstance(prior, TorchDistributionMixin) or tuple(prior.batch_shape + prior.event_shape):
             cure = 'Pass one such as dist.Normal(0.0, 10.0), or "weak".'
             fail("LinearMean", "prior", "to be a Pyro distribution of a number", f"{prior!r:.60}", cure, TypeError)
         self.value = PyroSample(prior.expand(shape).to_event(len(shape)))
-        self.slope = PyroSample(prior.expand((input_dim, *shape)).to_event(1 + len(shape)))
+        self.slope = PyroSample(prior.expand((num_slopes, *shape)).to_event(1 + len(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
-        value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), self._columns(x)
+        value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), self._centered(x)
         return value + ((x * slope).sum(-1) if self._single else x @ slope)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
-        return torch.cat([torch.ones_like(x[:, :1]), self._columns(x)], -1)
+        return torch.cat([torch.ones_like(x[:, :1]), self._centered(x)], -1)
 
     @property
     def coefficients(self) -> Float[Tensor, "p *L"]:
@@ -267,7 +280,7 @@ class LinearMean(BasisMean):
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         if self.is_set or not (self._given_prior or self.is_free):
             return
-        x = x if self.active_dims is None else x[:, self.active_dims]
+        x = self._columns(x)
         shape = self._pyro_samples["value"].event_shape if self._given_prior else self.value.shape
         width = (x - x[:1]).double().std(0, correction=0)
         width = torch.where(width > 0, width, 1.0).reshape(-1, *[1] * len(shape))
@@ -369,11 +382,47 @@ class LinearMean(BasisMean):
             "slope": values[:, first:].reshape(-1, *shapes["slope"]),
         }
 
+    def labels(self, columns: Sequence[str]) -> list[str]:
+        """A name for each slope.
+
+        Args:
+            columns: names of the columns of x.
+        """
+        own = list(columns) if self.active_dims is None else [columns[d] for d in self.active_dims]
+        return own + [f"{wave}(2 pi {columns[d]} / {period:g})" for d, period in self.waves for wave in ("sin", "cos")]
+
+    def _centered(self, x: Tensor) -> Tensor:
+        return self._columns(x) - self.center.to(x)
+
     def _columns(self, x: Tensor) -> Tensor:
-        if self.active_dims is None and x.shape[-1] != len(self.center):
-            cure = f"Write LinearMean({x.shape[-1]}), or name its columns by active_dims=[...]."
-            fail("LinearMean", "x", f"with input_dim = {len(self.center)} columns", x.shape[-1], cure)
-        return (x if self.active_dims is None else x[..., self.active_dims]) - self.center.to(x)
+        """b(x), the columns and waves."""
+        num_own, num_columns = len(self.center) - 2 * len(self.waves), x.shape[-1]
+        if self.active_dims is None and num_columns != num_own:
+            cure = f"Write LinearMean({num_columns}), or name its columns by active_dims=[...]."
+            fail("LinearMean", "x", f"with input_dim = {num_own} columns", num_columns, cure)
+        own = x if self.active_dims is None else x[..., self.active_dims]
+        if not self.waves:
+            return own
+        last = max(d for d, _ in self.waves)
+        if last >= num_columns:
+            fail("LinearMean", "x", f"to have column {last}, as periods say", f"{num_columns} columns", _PERIODS)
+        angles = torch.stack([2 * math.pi / period * x[..., d] for d, period in self.waves], -1)
+        return torch.cat([own, torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)], -1)
+
+
+def _waves(periods: Any) -> tuple[tuple[int, float], ...]:
+    """The column and the period of each wave."""
+    if not isinstance(periods, Mapping):
+        fail("LinearMean", "periods", "to be a dictionary", type(periods).__name__, _PERIODS, TypeError)
+    waves = []
+    for column, values in periods.items():
+        check_int("LinearMean", "periods", column, 0, _PERIODS)
+        several = [values] if isinstance(values, int | float) else values
+        check_sequence("LinearMean", "periods", several, _PERIODS)
+        for period in several:
+            check_positive("LinearMean", "periods", period, _PERIODS)
+            waves.append((int(column), float(period)))
+    return tuple(waves)
 
 
 def _base(prior: Any) -> Any:

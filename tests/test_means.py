@@ -6,6 +6,8 @@ import torch
 from builders import scalar
 from pyro import poutine
 
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models import VNNGP, Vecchia
 
@@ -64,6 +66,50 @@ def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
     torch.testing.assert_close(trace.nodes["_RETURN"]["value"], value + (x - x.mean(0)) @ slope)
     with pytest.raises(TypeError, match=r"LinearMean: expected prior to be a Pyro distribution of a number, got 2.0"):
         LinearMean(2, prior=2.0)
+
+
+@pytest.mark.parametrize(("input_dim", "active"), [(2, None), (1, [1]), (0, None)])
+def test_waves_repeat_after_their_periods(input_dim, active):
+    x = torch.rand(30, 2, dtype=torch.float64)
+    mean = LinearMean(input_dim, active_dims=active, periods={1: [0.5, 0.2], 0: 3})
+    basis = mean.basis(x)
+    own = 1 + input_dim
+    for i, (column, period) in enumerate([(1, 0.5), (1, 0.2), (0, 3.0)]):
+        angle = 2 * torch.pi * x[:, column] / period
+        torch.testing.assert_close(basis[:, own + 2 * i : own + 2 * i + 2], torch.stack([angle.sin(), angle.cos()], 1))
+    torch.testing.assert_close(basis[:, 1:own], x[:, [1, 0]][:, :input_dim] if active else x[:, :input_dim])
+
+
+def test_a_season_and_a_trend_are_forecast():
+    t = torch.arange(96, dtype=torch.float64)[:, None]
+    y = 0.05 * t[:, 0] + 4 * torch.cos(2 * torch.pi * t[:, 0] / 12) + 0.3 * torch.randn(96, dtype=torch.float64)
+    mean = LinearMean(1, prior="weak", periods={0: 12})
+    gp = Vecchia(t[:72], y[:72], Matern32(1, 0.1, 3.0), Gaussian(0.09), mean=mean, num_neighbors=20)
+    gp.solve()
+    found = gp(t[72:])
+    assert float((found[0].detach() - y[72:]).square().mean().sqrt()) < 0.6
+    table = gp.summary()
+    assert list(table.filter(like="slope", axis=0).index) == [
+        "mean.slope[0]",
+        "mean.slope[sin(2 pi x[0] / 12)]",
+        "mean.slope[cos(2 pi x[0] / 12)]",
+    ]
+    assert list(table.unit.filter(like="slope")) == ["y per x[0]", "y", "y"]
+    assert table.estimate["mean.slope[cos(2 pi x[0] / 12)]"] == pytest.approx(4, abs=0.4)
+
+
+def test_periods_are_positive_numbers_by_column():
+    for wrong in (12, [12]):
+        with pytest.raises(TypeError, match=r"LinearMean: expected periods to be a dictionary, got \w+\. Pass per"):
+            LinearMean(1, periods=wrong)
+    for wrong in ({0: 0}, {0: [1, -2.0]}, {-1: 3}):
+        with pytest.raises(ValueError, match=r"LinearMean: expected periods .* Pass periods by column number"):
+            LinearMean(1, periods=wrong)
+    with pytest.raises(TypeError, match=r"LinearMean: expected periods to be a list or tuple, got str"):
+        LinearMean(1, periods={0: "12"})
+    x = torch.rand(20, 2)
+    with pytest.raises(ValueError, match=r"LinearMean: expected x to have column 2, as periods say, got 2 columns"):
+        Vecchia(x, x[:, 0], mean=LinearMean(1, active_dims=[0], periods={2: 12}))
 
 
 @pytest.mark.parametrize("prior", [None, dist.Normal(0.0, 1.0)])

@@ -8,7 +8,9 @@
 A forecast is of the last part of the time (6 months; 2 years) given all before. A hindcast is of a block in the middle
 (6 months; 2 years) at half of the places, given everything else. Both programs get coordinates in hundreds of
 kilometers, years and K neighbors. Kernels: a product of Matérn-3/2 in space and 1/2 in time, `Gneiting`, and GPBoost's
-Matérn-3/2 of one distance in space and time. Ours is ordered by time.
+Matérn-3/2 of one distance in space and time. Ours is ordered by time. "naive" is the last earlier value at the same place
+in the same month, with the spread of the differences between such pairs in the data times the square root of the years
+between; of counts the last year's rate per hour, with differences of its square root drawn from those in the data.
 
 CRPS is the mean over rows: exact for normal predictions, from 1,000 draws for counts. PIT values are uniform if
 predictions are calibrated (randomized for counts): the table has the share in the central 90 %, and their
@@ -25,6 +27,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from rows import commit  # beside this file
 from scipy import stats
@@ -37,7 +40,7 @@ from pyro_nngp.means import LinearMean
 from pyro_nngp.neighbors import time_ordering
 
 K, DRAWS = 20, 1000
-TIME = 2
+TIME, ELEVATION = 2, 3
 
 
 def places(lon, lat):
@@ -47,7 +50,7 @@ def places(lon, lat):
 
 
 def weather():
-    """x (N, 6): east, north, years, elevation [km], two harmonics; y; offset."""
+    """x (N, 8): east, north, years, elevation [km], two harmonics; y; offset."""
     data = datasets.load("co_monthly_met", torch.float64)
     x, y = data.x, data.y[:, 2]
     kept = y.isfinite() & (x[:, 3] >= 1988) & (x[:, 3] < 1995)
@@ -100,8 +103,7 @@ def kernel(kind):
 
 def ours(kind, x, y, offset, x_new, offset_new, counts):
     """Draws or moments of y at new rows."""
-    covariates = list(range(3, x.shape[1]))
-    mean = LinearMean(len(covariates), prior="weak", active_dims=covariates) if covariates else None
+    mean = None if counts else LinearMean(1, prior="weak", active_dims=[ELEVATION], periods={TIME: [1, 1 / 2]})
     settings = {"num_neighbors": K, "ordering": time_ordering(x, TIME)}
     if counts:
         gp = nngp.VNNGP(x, y, kernel(kind), NegativeBinomial(), offset=offset, **settings)
@@ -152,7 +154,41 @@ def gpboost(_, x, y, offset, x_new, offset_new, counts):
     return torch.poisson(torch.distributions.Gamma(shape, shape / log_mean.exp()).sample())
 
 
-METHODS = {"separable": ours, "Gneiting": ours, "GPBoost": gpboost}
+def naive(_, x, y, offset, x_new, offset_new, counts):
+    """The last value at the place in the same month, with the spread of the differences to it in the data."""
+    level = (y / offset.exp()).sqrt() if counts else y
+    rows = np.concatenate([x[:, : TIME + 1].numpy(), level[:, None].numpy()], 1)
+    table = pd.DataFrame(rows, columns=["east", "north", "year", "y"])
+    table["month"] = (table.year * 12).round().astype(int)
+    known = table.set_index([table.east, table.north, table.month]).y.groupby(level=[0, 1, 2]).last()
+
+    def earlier(inputs, east_north_month):
+        values, years = np.full(len(inputs), np.nan), np.zeros(len(inputs))
+        for i, (east, north, month) in enumerate(east_north_month):
+            for lag in range(1, 16):
+                if (east, north, month - 12 * lag) in known.index:
+                    values[i], years[i] = known[east, north, month - 12 * lag], lag
+                    break
+        return values, years
+
+    keys = list(zip(table.east, table.north, table.month, strict=True))
+    before, lags = earlier(rows, keys)
+    scaled = ((rows[:, -1] - before) / np.sqrt(np.maximum(lags, 1)))[np.isfinite(before)]
+    months = (x_new[:, TIME].numpy() * 12).round().astype(int)
+    found, lags = earlier(x_new, list(zip(*x_new[:, :2].T.tolist(), months, strict=True)))
+    is_new = ~np.isfinite(found)  # places without an earlier value: any of the same month
+    same = [rows[(table.month - month) % 12 == 0, -1] for month in months]
+    found[is_new] = [np.mean(same[i]) for i in is_new.nonzero()[0]]
+    loc, lags = torch.from_numpy(found), torch.from_numpy(np.maximum(lags, 1.0))
+    if not counts:
+        sd = np.sqrt(np.mean(scaled**2)) * lags.sqrt()
+        sd[torch.from_numpy(is_new)] = torch.tensor([np.std(same[i]) for i in is_new.nonzero()[0]]).double()
+        return torch.distributions.Normal(loc, sd)
+    random = torch.from_numpy(np.random.default_rng(0).choice(scaled, (DRAWS, len(loc))))
+    return (offset_new.exp() * (loc + random * lags.sqrt()).clamp(min=0).square()).round()
+
+
+METHODS = {"separable": ours, "Gneiting": ours, "GPBoost": gpboost, "naive": naive}
 
 
 def scores(predictive, y):

@@ -176,6 +176,6 @@ def check_outcome(method: Any, result: FitResult) -> None:
         f"fit: expected the mean function to lie among the data, got residuals that average {away.residual:.3g}, "
         f"{away.spreads:.2g} standard deviations of y, and {away.deviations:.2g} times what the kernel explains. "
         "Predictions away from the data, such as forecasts, go to the mean function. Put what repeats or lasts into "
-        'it: seasons, trends and covariates as columns of LinearMean(D, prior="weak", active_dims=[...]).',
+        'it: seasons, trends and covariates by LinearMean(D, prior="weak", active_dims=[...], periods={...}).',
         ConvergenceWarning,
     )

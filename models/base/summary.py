@@ -14,6 +14,7 @@ from pyro_nngp._checks import check_number, fail
 from pyro_nngp.hyperparameters import HyperparameterGuide
 from pyro_nngp.hyperparameters.description import parameters, prior_name
 from pyro_nngp.likelihoods import Gaussian, StudentT
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models.base.intervals import Intervals
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class _Names:
         for entry, index, note in zip(entries, _indices(values[0]), notes, strict=True):
             column = of_part[index[0]] if len(index) and name in _BY_COLUMN and shape[0] == len(of_part) else None
             labels = [str(i) for i in index]
-            if column is not None and self._has_columns:
+            if column is not None and (self._has_columns or column not in self._columns):
                 labels[0] = column
             elif len(self._outputs) > 1 and index and shape[0] == len(self._outputs):
                 labels = [
@@ -87,7 +88,9 @@ class _Names:
         return found
 
     def _columns_of(self, part: Any) -> list[str]:
-        """Names of the columns that a kernel or a mean function takes."""
+        """Names of the columns, and of the waves of them, that a kernel or a mean function takes."""
+        if isinstance(part, LinearMean):
+            return part.labels(self._columns)
         active = getattr(part, "active_dims", None)
         return list(self._columns) if active is None else [self._columns[d] for d in torch.as_tensor(active).tolist()]
 
@@ -100,7 +103,7 @@ class _Names:
             ("likelihood.", "variance"): f"{self._y} squared",
             ("likelihood.", "scale"): self._y,
             ("mean.", "value"): self._f,
-            ("mean.", "slope"): f"{self._f} per {column}",
+            ("mean.", "slope"): f"{self._f} per {column}" if column in self._columns else self._f,
         }
         return units.get((prefix, name), "")
 

@@ -70,8 +70,9 @@ def warn_of_far_points(
         name = repr(names[column]) if names else str(column)
         place = f"beyond the data in column {name} of x"
         cure = (
-            f"Put a trend into the mean by mean=LinearMean({dim}, active_dims=[{column}]), and a season into the "
-            f"kernel by a sum such as Matern32({dim}) + Periodic({dim})."
+            f"Put a trend and seasons into the mean by mean=LinearMean(1, active_dims=[{column}], "
+            f"periods={{{column}: [...]}}), or seasons that change their shape into the kernel by a sum such as "
+            f"Matern32({dim}) + Periodic({dim})."
         )
     else:
         place = "in gaps of the data"
