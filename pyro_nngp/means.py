@@ -103,8 +103,9 @@ class BasisMean(GPModule):
         return len(self.value) if self.value.dim() else None
 
     def sets(self, name: str) -> Float[Tensor, "*shape"]:
-        """Values (*S, *columns, *L) of coefficients that have a prior, S the dimensions of vectorized plates but that of the data,
-        and of latent functions where L is theirs.
+        """Values (*S, *columns, *L) of coefficients that have a prior.
+
+        S are the dimensions of vectorized plates but that of the data, and of latent functions where L is theirs.
 
         Args:
             name: "value", or "slope" with a dimension of columns.
@@ -124,8 +125,8 @@ class ConstantMean(BasisMean):
     """A learnable constant mean function, ``(B, D) -> (B,)``, or ``(B, L)`` with a constant for each of L functions.
 
     Predictions have the uncertainty of a constant that is learned, as in ordinary kriging, in ``Vecchia``, ``LOO``,
-    ``MLLk``, in ``LMC`` without factors, and in ``VNNGP`` and ``NPVI`` with inducing points at the data. Other methods
-    take it as it is, and so do these after ``gp.mean.requires_grad_(False)``.
+    ``MLLk``, ``CoregionalizedLOO``, in ``LMC`` without factors, and in ``VNNGP`` and ``NPVI`` with inducing points at
+    the data. Other methods take it as it is, and so do these after ``gp.mean.requires_grad_(False)``.
 
     Args:
         value: initial value, in the units of the latent function; if None, the method starts it at a robust level of

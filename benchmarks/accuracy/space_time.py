@@ -8,9 +8,9 @@
 A forecast is of the last part of the time (6 months; 2 years) given all before. A hindcast is of a block in the middle
 (6 months; 2 years) at half of the places, given everything else. Both programs get coordinates in hundreds of
 kilometers, years and K neighbors. Kernels: a product of Matérn-3/2 in space and 1/2 in time, `Gneiting`, and GPBoost's
-Matérn-3/2 of one distance in space and time. Ours is ordered by time. "naive" is the last earlier value at the same place
-in the same month, with the spread of the differences between such pairs in the data times the square root of the years
-between; of counts the last year's rate per hour, with differences of its square root drawn from those in the data.
+Matérn-3/2 of one distance in space and time. Ours is ordered by time. "naive" is the last earlier value at the same
+place in the same month, with the spread of the differences between such pairs in the data times the square root of the
+years between; of counts the last rate per hour, with differences of its square root drawn from those in the data.
 
 CRPS is the mean over rows: exact for normal predictions, from 1,000 draws for counts. PIT values are uniform if
 predictions are calibrated (randomized for counts): the table has the share in the central 90 %, and their
