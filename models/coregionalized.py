@@ -13,7 +13,7 @@ Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -25,6 +25,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import MOST_LEVERAGE, Trend, normal_moments
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.hyperparameters import assign, release, scaled
@@ -44,7 +45,9 @@ from pyro_nngp.neighbors import NearestOthers, nearest
 from pyro_nngp.rows import At, Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import principal_axes, start_from_component
+from pyro_nngp.variational.coregionalized import changes_of_mean
 
+_LEVEL_ROWS = 4096  # rows that determine the coefficients of the mean
 _COPIES = 6  # copies of the neighbors' covariance in memory while its Cholesky factor is computed
 
 
@@ -62,7 +65,8 @@ class CoregionalizedLOO(Method):
     ``y``, of event shape (T,), and one for each hyperparameter that has a prior.
 
     Predictions of f refer to the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points:
-    moments (T, P), joint draws (S, T, P). The predictive distribution of y is joint over the outputs of a point: batch
+    moments (T, P), joint draws (S, T, P), with the uncertainty of a level and of slopes that are learned, jointly over
+    the outputs: universal cokriging. The predictive distribution of y is joint over the outputs of a point: batch
     shape (P,), event shape (T,). Either costs O(P (K T)^3) per posterior draw.
 
     Args:
@@ -221,6 +225,24 @@ class CoregionalizedLOO(Method):
 class Coregionalized(Posterior):
     """T correlated outputs given the nearest rows, latent functions integrated out."""
 
+    def find_trend(self) -> Trend:
+        """The coefficients of the mean functions of all outputs, jointly, under a flat prior.
+
+        By generalized least squares, from densities given preceding rows; O((K T)^3) for each of some rows.
+        """
+        rows, mean = self.rows, self.bound.mean_function
+        part = rows.preceding(self.graph, min(_LEVEL_ROWS, rows.num_rows), self.graph.metric)
+        places, near = part.places, part.graph
+        near = torch.where(near < 0, -1, places[near])
+        weights, tril = self._weights(rows.x[places], rows.x, near, True)
+        missing = rows.y[places].isnan()
+        rest = self._rest(rows.x[places], near, weights).masked_fill(missing[..., None], 0.0).double()
+        cov = (tril @ tril.mT).double().masked_fill(missing[:, :, None] | missing[:, None, :], 0.0)
+        white = half_solve(cholesky(add_diagonal(cov, missing.double()), 0.0), rest)
+        information = (white.mT @ white).sum(0)
+        root = normal_moments(information, torch.zeros_like(information[0]))[1]
+        return Trend(mean.basis, root.reshape(*mean.own_shape, -1, len(root)), True)
+
     def given_neighbors(
         self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: At | None = None
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T T"]]:
@@ -235,19 +257,40 @@ class Coregionalized(Posterior):
             noisy: whether the outputs have noise.
             own: the rows of x among the data, whose offset counts; None for new points.
         """
+        return self._given_neighbors(x, near, noisy, own)[:2]
+
+    def _given_neighbors(
+        self, x: Tensor, near: Tensor, noisy: bool, own: At | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Moments as of :meth:`given_neighbors`, and a root (B, T, q) of what coefficients of the mean add to S."""
         weights, tril = self._weights(x, self.rows.x, near, noisy)
         mean = self._mean(self.rows.x[near].flatten(0, 1), near.flatten()).unflatten(0, near.shape)
         residual = (self.rows.y[near] - mean).nan_to_num()  # missing values have no weight
-        return self._mean(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
+        loc = self._mean(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0]
+        return loc, tril, self._level_root(self._rest(x, near, weights)) if self.bound.trend is not None else None
+
+    def _rest(
+        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], weights: Float[Tensor, "B T KT"]
+    ) -> Float[Tensor, "B T C"]:
+        """Outputs at points given those at near rows, per unit of each coefficient of the mean."""
+        mean, t = self.bound.mean_function, weights.shape[1]
+        known = changes_of_mean(mean, self.rows.x[near.clamp(min=0)].flatten(0, 1), t).unflatten(0, near.shape)
+        return changes_of_mean(mean, x, t).to(weights) - weights @ known.flatten(1, 2).to(weights)
+
+    def _level_root(self, rest: Float[Tensor, "B T C"]) -> Float[Tensor, "B T q"]:
+        """A root of the covariance that the coefficients of the mean bring."""
+        return rest @ cast(Trend, self.bound.trend).root.flatten(0, -2).to(rest)
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
-        loc, tril = self.given_neighbors(x_new, near, noisy=False)
-        return loc.mT, tril.square().sum(-1).mT
+        loc, tril, root = self._given_neighbors(x_new, near, noisy=False)
+        added = 0.0 if root is None else root.square().sum(-1)
+        return loc.mT, (tril.square().sum(-1) + added).mT
 
     def response_moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """Means (P, T) and Cholesky factors (P, T, T) of y."""
-        return self.given_neighbors(x_new, near, noisy=True)
+        loc, tril, root = self._given_neighbors(x_new, near, noisy=True)
+        return loc, tril if root is None else cholesky(tril @ tril.mT + root @ root.mT, 0.0)
 
     def response(self, loc: Tensor, spread: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
         return dist.MultivariateNormal(loc, scale_tril=spread)
@@ -268,9 +311,15 @@ class Coregionalized(Posterior):
         values = weights @ residual.flatten(1)[..., None] + tril @ noise
         # Among the new points, T outputs each, the blocks of weights are one sparse triangle of P T rows.
         rows = torch.where(old, -1, (near - n)[..., None] * t + torch.arange(t, device=near.device)).flatten(1)
-        values = solve_triangular(
-            weights.flatten(0, 1), rows.repeat_interleave(t, 0), values.permute(2, 0, 1).flatten(1)
-        )
+        triangle = weights.flatten(0, 1), rows.repeat_interleave(t, 0)
+        values = solve_triangular(*triangle, values.permute(2, 0, 1).flatten(1))
+        if self.bound.trend is not None:  # f less its mean falls with the data less theirs, and the mean rises
+            at = changes_of_mean(self.bound.mean_function, x_new, t).to(weights)
+            seen = weights * old.expand(-1, -1, t).flatten(1)[:, None]
+            falls, rises = self._level_root(self._rest(x_new, near.clamp(max=n - 1), seen) - at), self._level_root(at)
+            roots = [part.permute(2, 0, 1).flatten(1) for part in (falls, rises)]
+            root = solve_triangular(*triangle, roots[0]) + roots[1]
+            values = values + torch.randn(count, len(root)).to(root) @ root
         return values.unflatten(1, (-1, t)).mT + self._mean(x_new).mT
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
@@ -280,7 +329,9 @@ class Coregionalized(Posterior):
     def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, " I"]:
         """All outputs of a point given the outputs of its nearest others; O(I (K T)^3)."""
         rows, near = others
-        loc, tril = self.given_neighbors(self.rows.x[rows], near, noisy=True, own=rows)
+        loc, tril, root = self._given_neighbors(self.rows.x[rows], near, True, rows)
+        if root is not None:
+            loc, tril = _without_own(loc, tril, root, self.rows.y[rows])
         return PartlyObservedNormal(loc, scale_tril=tril, validate_args=False).log_prob(self.rows.y[rows])
 
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int:
@@ -333,6 +384,27 @@ class Coregionalized(Posterior):
         inner, cross = tril[:, : k * t, : k * t], tril[:, k * t :, : k * t]
         weights = half_solve(inner, cross.mT, transposed=True).mT
         return weights, tril[:, k * t :, k * t :]
+
+
+def _without_own(
+    loc: Float[Tensor, "I T"], tril: Float[Tensor, "I T T"], root: Float[Tensor, "I T q"], y: Float[Tensor, "I T"]
+) -> tuple[Float[Tensor, "I T"], Float[Tensor, "I T T"]]:
+    r"""Moments of outputs given all others, coefficients of the mean integrated over given these others as well.
+
+    With S and the residual e at the coefficients of all data, and the covariance V that they add, the moments move by
+    :math:`-V (S - V)^{-1} e` and to :math:`S (S - V)^{-1} S`, the form for vectors of
+    :meth:`~pyro_nngp.coefficients.Trend.left_out`.
+    """
+    missing = y.isnan()
+    cov = (tril @ tril.mT).masked_fill(missing[:, :, None] | missing[:, None, :], 0.0)
+    tril = cholesky(add_diagonal(cov, missing.to(cov)), 0.0)  # S, of the outputs that are there
+    white = half_solve(tril, root.masked_fill(missing[..., None], 0.0))
+    leverage, axes = torch.linalg.eigh(white @ white.mT)  # of S^(-1/2) V S^(-1/2)
+    leverage = leverage.clamp(0.0, MOST_LEVERAGE)
+    along = axes.mT @ half_solve(tril, (y - loc).nan_to_num()[..., None])
+    shift = tril @ axes @ (along * (leverage / (1 - leverage))[..., None])
+    half = tril @ axes * (1 - leverage).rsqrt()[..., None, :]
+    return loc - shift[..., 0], cholesky(half @ half.mT, 0.0)
 
 
 def _outputs_last(values: Tensor) -> Tensor:

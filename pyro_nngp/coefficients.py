@@ -31,7 +31,7 @@ from pyro_nngp.linalg import cholesky, factor_solve, half_solve
 from pyro_nngp.means import BasisMean, LinearMean
 
 _NUGGET = 1e-9  # relative, of the precision: columns may be collinear
-_MOST_LEVERAGE = 1 - 1e-6  # of a datum; at 1 it alone determines a coefficient
+MOST_LEVERAGE = 1 - 1e-6  # of a datum; at 1 it alone determines a coefficient
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Trend:
             noise: of the observations.
         """
         added = self.variance(rest)
-        leverage = (added / (var + noise)).clamp(max=_MOST_LEVERAGE)
+        leverage = (added / (var + noise)).clamp(max=MOST_LEVERAGE)
         return -residual * leverage / (1 - leverage), added / (1 - leverage)
 
     def draws(self, count: int, latent_shape: tuple[int, ...]) -> Float[Tensor, "S *#L p 1"]:

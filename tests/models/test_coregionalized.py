@@ -11,7 +11,8 @@ from pyro_nngp._memory import block_limit
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian, StudentT
-from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
+from pyro_nngp.linalg import cholesky
+from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import LOO, CoregionalizedLOO, coregionalized
 
 F64 = torch.float64
@@ -27,7 +28,8 @@ def data(n=N):
 def model(x, y, **settings):
     kernels = [Matern52(2, lengthscale=torch.tensor([0.3, 0.6])), RBF(2, lengthscale=torch.tensor([0.5, 0.4]))]
     gp = CoregionalizedLOO(x, y, kernels, Gaussian(torch.tensor([[0.1], [0.2], [0.05]])), **settings)
-    gp.mean.value = torch.tensor([0.3, -0.2, 0.1]).to(gp.mean.value)
+    if settings.get("mean") is None:
+        gp.mean.value = torch.tensor([0.3, -0.2, 0.1]).to(gp.mean.value)
     return gp
 
 
@@ -37,7 +39,7 @@ def dense(gp, x, z=None):
     pairs = [(kernel(x, x if z is None else z).detach(), g[:, q]) for q, kernel in enumerate(gp.kernel)]
     cov = sum(torch.kron(k, torch.outer(c, c)) for k, c in pairs)
     if z is None:
-        cov = cov + DEFAULT_JITTER * torch.diag(cov.diagonal())
+        cov = cov + gp.jitter * torch.diag(cov.diagonal())
     return cov
 
 
@@ -49,12 +51,31 @@ def loss(gp, *args):
     return TraceMeanField_ELBO().loss(gp.model, gp.guide, *args)
 
 
-def posterior(gp, x, y, new):
-    """Mean and covariance of the noise-free outputs at new points, point by point."""
-    cross = dense(gp, x, new)
-    w = torch.cholesky_solve(cross, torch.linalg.cholesky(dense(gp, x) + noise(gp, len(x))))
-    c = gp.mean.value.detach()
-    return c.repeat(len(new)) + (y - c).flatten() @ w, dense(gp, new) - w.mT @ cross
+def basis(mean, x):
+    """Change of all outputs, point by point, per unit of each coefficient of the mean."""
+    columns = mean.basis(x).detach()
+    if not mean.own_shape:
+        return columns.repeat_interleave(T, 0)
+    return torch.kron(columns[:, None], torch.eye(T, dtype=F64)).flatten(0, 1)
+
+
+def posterior(gp, x, y, new, level="as it is"):
+    """Mean and covariance of the noise-free outputs at new points, point by point; missing values are left out.
+
+    The coefficients of the mean are as they are, or "uncertain" about these, or "estimated" from these data too.
+    """
+    there = ~y.flatten().isnan()
+    cross, cov = dense(gp, x, new)[there], (dense(gp, x) + noise(gp, len(x)))[there][:, there]
+    c, c_new = (gp.mean(at).detach().reshape(len(at), -1).expand(-1, T).flatten() for at in (x, new))
+    w = torch.linalg.solve(cov, cross)
+    residual = y.flatten()[there] - c[there]
+    loc, own = c_new + residual @ w, dense(gp, new) - w.mT @ cross
+    if level == "as it is":
+        return loc, own
+    b = basis(gp.mean, x)[there]
+    inverse, rest = torch.linalg.inv(b.mT @ torch.linalg.solve(cov, b)), basis(gp.mean, new) - w.mT @ b
+    shift = inverse @ b.mT @ torch.linalg.solve(cov, residual) * (level == "estimated")
+    return loc + rest @ shift, own + rest @ inverse @ rest.mT
 
 
 def test_full_neighbors_give_dense_leave_one_out_densities():
@@ -66,6 +87,37 @@ def test_full_neighbors_give_dense_leave_one_out_densities():
         mean, cov = posterior(gp, x[others], y[others], x[i : i + 1])
         want += float(dist.MultivariateNormal(mean, cov + noise(gp, 1)).log_prob(y[i]))
     assert -loss(gp) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize("mean", [lambda: None, ConstantMean, lambda: LinearMean(2, num_latents=T)])
+@pytest.mark.parametrize("has_missing", [False, True])
+def test_a_level_is_uncertain_in_predictions_draws_and_leave_one_out_densities(mean, has_missing):
+    x, y = data()
+    if has_missing:
+        y[torch.rand(N, T) < torch.tensor([0.0, 0.3, 0.3])] = torch.nan
+    gp = model(x, y, num_neighbors=N - 1, mean=mean(), jitter=1e-10)
+    there = ~y.flatten().isnan()
+    cov, b = (dense(gp, x) + noise(gp, N))[there][:, there], basis(gp.mean, x)[there]
+    best = torch.linalg.solve(b.mT @ torch.linalg.solve(cov, b), b.mT @ torch.linalg.solve(cov, y.flatten()[there]))
+    gp.mean.assign(best.reshape(-1, T) if gp.mean.own_shape else best[:, None])
+    new = torch.cat([torch.rand(2, 2, dtype=F64), torch.tensor([[9.0, 9.0]], dtype=F64)])
+    loc, want = posterior(gp, x, y, new, "uncertain")
+    got = gp(new, num_neighbors=N)
+    torch.testing.assert_close(got[0].mT.flatten().detach(), loc, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got[1].mT.flatten().detach(), want.diagonal(), rtol=1e-5, atol=0)
+    blocks = gp.predict(new, num_neighbors=N).covariance_matrix.detach()
+    for i in range(3):
+        own = slice(T * i, T * i + T)
+        torch.testing.assert_close(blocks[i], want[own, own] + noise(gp, 1), rtol=1e-4, atol=1e-5)
+    draws = gp.sample(new, 20_000, num_neighbors=N + 2).mT.flatten(1)
+    spread = (want.diagonal()[:, None] * want.diagonal() + want.square()).sqrt() / 20_000**0.5
+    assert ((draws.mT.cov() - want).abs() / spread).max() < 6
+    densities = gp.loo(num_neighbors=N - 1)
+    for i in range(0, N, 3):
+        others, seen = torch.arange(N) != i, ~y[i].isnan()
+        loc, cov = posterior(gp, x[others], y[others], x[i : i + 1], "estimated")
+        own = dist.MultivariateNormal(loc[seen], (cov + noise(gp, 1))[seen][:, seen])
+        assert float(densities[i]) == pytest.approx(float(own.log_prob(y[i, seen])), abs=1e-4)
 
 
 def test_disjoint_batches_average_exactly():
@@ -82,17 +134,15 @@ def test_independent_outputs_equal_separate_models():
     gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), mixing=torch.eye(T, dtype=F64), **plain)
     single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), **plain) for t, k in enumerate(kernels)]
     assert loss(gp) == pytest.approx(sum(loss(one) for one in single), rel=1e-9)
-    for one in single:
-        one.mean.requires_grad_(False)  # predictions take it as it is, as here
-    torch.testing.assert_close(
-        gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1, num_neighbors=5)[1] for one in single]), rtol=1e-9, atol=0
-    )
+    variances = torch.stack([one(x[:3] + 1, num_neighbors=5)[1] for one in single])
+    torch.testing.assert_close(gp(x[:3] + 1)[1], variances, rtol=1e-7, atol=0)
 
 
 def test_predictions_and_joint_draws_agree_with_dense_conditionals():
     x, y = data()
     gp = model(x, y, num_neighbors=4)
     new = torch.rand(3, 2, dtype=F64)
+    gp.mean.requires_grad_(False)
     mean, cov = posterior(gp, x, y, new)
     loc, var = gp(new, num_neighbors=N)
     torch.testing.assert_close(loc.mT.flatten().detach(), mean, rtol=1e-9, atol=1e-9)
@@ -168,8 +218,13 @@ def test_blocks_of_points_do_not_matter(monkeypatch):
     def everything():
         return loss(gp), *gp(new), gp.predict(new).scale_tril, gp.sample(new, 3, seed=0)
 
+    def count(cov, jitter):
+        if cov.shape[-1] > T:
+            sizes.append(len(cov))
+        return cholesky(cov, jitter)
+
     whole, sizes = everything(), []
-    monkeypatch.setattr(coregionalized, "cholesky", lambda cov, jitter: sizes.append(len(cov)) or cholesky(cov, jitter))
+    monkeypatch.setattr(coregionalized, "cholesky", count)
     with block_limit(4 * 6 * (5 * T) ** 2):  # four points
         torch.testing.assert_close(everything(), whole, rtol=1e-12, atol=1e-12)
     assert sizes == [4] * 5 + [4, 4, 3] * 3
@@ -183,11 +238,14 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     settings = {"likelihood": Gaussian(0.1), "num_neighbors": 6}
     kernel = RBF(2, variance=1.0, lengthscale=PyroSample(prior))
     gp = CoregionalizedLOO(x, y, [kernel], mixing=PyroSample(normal), **settings)
+    gp.mean.requires_grad_(False)  # its uncertainty is that at the medians
     samples = {"kernel.0.lengthscale": torch.tensor([0.3, 0.9], dtype=F64), "mixing": torch.randn(2, T, 1, dtype=F64)}
     each = [
         CoregionalizedLOO(x, y, [RBF(2, variance=1.0, lengthscale=scale)], mixing=mixing, **settings)
         for scale, mixing in zip(*samples.values(), strict=True)
     ]
+    for one in each:
+        one.mean.requires_grad_(False)
     locs, variances = (torch.stack(values) for values in zip(*(one(new) for one in each), strict=True))
     loc, var = gp(new, samples=samples)
     torch.testing.assert_close(loc, locs.mean(0), rtol=1e-9, atol=1e-9)
