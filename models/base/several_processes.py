@@ -56,12 +56,14 @@ def training_state(method: Any) -> dict[str, dict[str, Tensor]]:
 def load_training_state(method: Any, state: dict[str, dict[str, Tensor]]) -> None:
     """Restore what :func:`training_state` returned; all processes must do so at the same time."""
     method.load_state_dict(state["shared"], strict=False)
-    tables = _row_tables(method)
-    for name, value in state["rows"].items():
-        tables[name].data[: method.num_data] = value.to(method.x.device)
     if _has_halo(method):
         method.graph.refresh()
     method._neighbors_changed()
+    tables = _row_tables(method)  # their entries belong to the neighbors of the state, which the method has now
+    for name, value in state["rows"].items():
+        tables[name].data[: method.num_data] = value.to(method.x.device)
+    if tables:
+        method._neighbors_changed()  # for the rows of the halo
 
 
 def check_whole(
