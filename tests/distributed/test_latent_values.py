@@ -9,16 +9,13 @@ from pyro_nngp.distributed import factor as distributed_factor
 from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributed.table import ShardedGraph, ShardedNeighborhoods
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import NPVI, VNNGP
+from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational import MeanField, SparseCholesky
 from pyro_nngp.variational.sharded_optimum import ShardedFactorOptimum
 from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 from tests.builders import surface
-from tests.oracles.processes import check_same, on_processes
+from tests.oracles.processes import on_processes
 
 N = 200
 
@@ -96,95 +93,3 @@ def test_factors_are_those_of_one_process(count, tmp_path):
     for part in on_processes(count, tmp_path, factors):
         torch.testing.assert_close(part["scale"], scale[:, part["rows"]], rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(part["weights"], weights[:, part["rows"]], rtol=1e-5, atol=1e-6)
-
-
-CASES = {
-    "mean-field": (VNNGP, {"guide": MeanField()}),
-    "factor": (VNNGP, {"guide": SparseCholesky(5)}),
-    "npvi": (NPVI, {}),
-}
-
-
-def build(case, likelihood, sharded):
-    (x, y, _), (method, options) = surface(likelihood), CASES[case]
-    options = {"kernel": Matern52(2, 1.0, 0.3), "num_neighbors": 8, **options}
-    options["likelihood"] = likelihood() if likelihood is Poisson else likelihood(0.1)
-    return method(ShardedData(x, y), **options) if sharded else method(x, y, **options)
-
-
-def solved(case, likelihood, sharded):
-    """Predictions after solving, with other neighbors, and after solving again; and the bound of all rows."""
-    gp, new = build(case, likelihood, sharded), surface(likelihood)[2]
-    gp.solve(tolerance=1e-9)
-    gp.kernel.lengthscale = torch.tensor([0.2, 0.4], dtype=torch.float64)
-    gp.refresh_neighbors()
-    found = {"refreshed": torch.stack(gp(new)).detach()}
-    gp.solve(tolerance=1e-9)
-    options = {"lr": 1e-30, "schedule": Schedule(()), "refresh_every": 0, "solve_every": 10**6, "progress": False}
-    losses = fit(gp, 1, batch_size=N, **options).losses
-    return found | {"moments": torch.stack(gp(new)).detach(), "losses": losses}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("likelihood", [Gaussian, Poisson])
-@pytest.mark.parametrize("case", CASES)
-def test_solutions_are_those_of_one_process(case, likelihood, tmp_path):
-    expected = solved(case, likelihood, False)
-    for found in on_processes(2, tmp_path, solved, case, likelihood, True):
-        for name, value in expected.items():
-            rtol = 1e-5 if name == "losses" else 1e-6
-            torch.testing.assert_close(found[name], value, rtol=rtol, atol=rtol)
-
-
-class Stop(Exception):
-    """Ends a run in the middle."""
-
-
-def trained(case, likelihood, sharded, batch_size=N, path=None, end=None):
-    def stop(step, loss):
-        if step == end:
-            raise Stop
-
-    gp, checkpoint = (
-        build(case, likelihood, sharded),
-        None if path is None else Checkpoint(path / "checkpoint", every=3),
-    )
-    options = {"refresh_every": 3, "solve_every": 2, "checkpoint": checkpoint, "callback": stop, "progress": False}
-    try:
-        losses = fit(gp, 8, batch_size=batch_size, **options).losses
-    except Stop:
-        return {}
-    moments = torch.stack(gp(surface(likelihood)[2])).detach()
-    return {"losses": losses, "moments": moments, "lengthscale": gp.kernel.lengthscale.detach()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("likelihood", [Gaussian, Poisson])
-def test_training_is_that_of_one_process(case, likelihood, tmp_path):
-    expected = trained(case, likelihood, False)
-    for found in on_processes(2, tmp_path, trained, case, likelihood, True):
-        check_same(found, expected, 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_continues_bit_for_bit(case, tmp_path):
-    for name in ("whole", "begun", "continued"):
-        (tmp_path / name).mkdir()
-    expected = on_processes(2, tmp_path / "whole", trained, case, Poisson, True, 60)[0]
-    on_processes(2, tmp_path / "begun", trained, case, Poisson, True, 60, tmp_path, 5)
-    found = on_processes(2, tmp_path / "continued", trained, case, Poisson, True, 60, tmp_path)[0]
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
-def test_another_number_of_processes_continues(before, after, tmp_path):
-    for name in ("begun", "continued"):
-        (tmp_path / name).mkdir()
-    expected = trained("npvi", Poisson, True)
-    on_processes(before, tmp_path / "begun", trained, "npvi", Poisson, True, N, tmp_path, 5)
-    for found in on_processes(after, tmp_path / "continued", trained, "npvi", Poisson, True, N, tmp_path):
-        check_same(found, expected, 1e-6)
