@@ -117,7 +117,6 @@ class BSGP(Method):
             kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing.priors`.
         num_layers: L.
         hidden_dim: H; None is D.
-        hidden_mean: "linear" adds h W to hidden layers, "zero" does not.
         num_draws: S, draws of the hidden layers per evaluation and posterior draw.
         fixed_draws: draw the noise of the hidden layers once for all data, with O(N L S H) memory; predictions use new
             draws.
@@ -150,7 +149,6 @@ class BSGP(Method):
         inducing_prior: InducingPrior | None = "normal",
         num_layers: int = 1,
         hidden_dim: int | None = None,
-        hidden_mean: Literal["linear", "zero"] = "linear",
         num_draws: int = 1,
         fixed_draws: bool = False,
         mean: Callable | None = None,
@@ -164,7 +162,6 @@ class BSGP(Method):
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, None, likelihood, mean, jitter, **by_row)
         check_choice("BSGP", "objective", objective, OBJECTIVES)
-        check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             check_int("BSGP", arg, count, 1)
@@ -180,7 +177,7 @@ class BSGP(Method):
             check_unshared("BSGP", "kernel", each, x)
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
         axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed, _USUAL)
-        layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
+        layers = stacked_layers(kernels, z, axes, self.latent_shape, inducing_prior, self.jitter)
         self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
         check_flags("BSGP", fixed_draws=fixed_draws)

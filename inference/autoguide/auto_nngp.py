@@ -229,17 +229,10 @@ class AutoNNGP(AutoGuide):
         return value, unit
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state; earlier ones have m without units, and particles of phi, which become covariances."""
+        """Load a state, which has values that the first call makes."""
         if self.prototype_trace is None and any(name.startswith(prefix) for name in state_dict):
             cure = "Call the guide with the data: its first call reads the program."
             fail("AutoNNGP.load_state_dict", "the guide", "after its first call", "a new one", cure)
-        for name in [name for name in state_dict if name.startswith(f"{prefix}spread_")]:
-            spread = state_dict.pop(name)
-            covariance = torch.einsum("sni,snj->nij", spread, spread) / len(spread)
-            state_dict[name.replace("spread_", "tril_")] = covariance_tril(covariance)
-        if f"{prefix}loc" in state_dict:
-            state_dict[f"{prefix}loc_unconstrained"] = state_dict.pop(f"{prefix}loc") / self.unit
-            state_dict[f"{prefix}unit"] = self.unit
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _marginals(self) -> list[Marginals]:

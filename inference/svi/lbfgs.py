@@ -5,11 +5,11 @@ With s and y the last moves and changes of the gradient, the two-loop recursion 
 
 .. math:: L(p + t d) \le L(p) + 10^{-4}\, t\, d^\top \nabla L .
 
-Differs from ``torch.optim.LBFGS``: no coordinate moves by more than `max_move` at once (hyperparameters are logarithms,
+Differs from ``torch.optim.LBFGS``: no coordinate moves by more than 1 at once (hyperparameters are logarithms,
 whose loss is far from quadratic at that distance), a loss that is not finite shortens the step, and an accepted point
 is not evaluated again. About 20 evaluations replace hundreds of steps of Adam.
 
-Cost: one or two evaluations per step, and O(history) inner products.
+Cost: one or two evaluations per step, and twenty inner products.
 
 Reference: Liu, Nocedal (1989), "On the limited memory BFGS method for large scale optimization".
 """
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_HISTORY = 10  # pairs (s, y) kept
+_MOST = 1.0  # largest move of a coordinate per step
 _DECREASE = 1e-4  # Armijo's constant
 _FIRST_MOVE = 0.3  # of the largest coordinate, while no curvature is known
 _MAX_HALVINGS = 10
@@ -32,15 +34,13 @@ class LBFGS:
 
     Args:
         params: the parameters.
-        history: number of pairs (s, y) kept.
-        max_move: bound on the move of a coordinate per step.
 
     Attributes:
         start_loss: the loss before the first step since the objective last changed.
     """
 
-    def __init__(self, params: Sequence[Tensor], history: int = 10, max_move: float = 1.0) -> None:
-        self.params, self.history, self.max_move = list(params), history, max_move
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._loss: float | None = None
         self.start_loss = math.inf
@@ -76,7 +76,7 @@ class LBFGS:
             return loss
         move, change = size * direction, new_gradient - gradient
         if move @ change > 1e-10 * float(change @ change):
-            self._pairs = [*self._pairs[1 - self.history :], (move, change)]
+            self._pairs = [*self._pairs[1 - _HISTORY :], (move, change)]
         self._loss, self._gradient = new_loss, new_gradient
         return new_loss
 
@@ -114,7 +114,7 @@ class LBFGS:
         if not self._pairs or not direction @ gradient < 0:
             self._pairs.clear()
             direction = -gradient * (_FIRST_MOVE / gradient.abs().max().clamp(min=1e-30))
-        return direction * min(1.0, self.max_move / max(float(direction.abs().max()), 1e-30))
+        return direction * min(1.0, _MOST / max(float(direction.abs().max()), 1e-30))
 
     def _evaluate(self, closure: Callable[[], float]) -> tuple[float, Tensor]:
         loss = closure()

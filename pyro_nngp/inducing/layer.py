@@ -96,7 +96,6 @@ def stacked_layers(
     kernels: Sequence[Any],
     z: Float[Tensor, "M D"],
     axes: Float[Tensor, "D H"],
-    hidden_mean: str,
     outputs: tuple[int, ...],
     prior: InducingPrior | None,
     jitter: float,
@@ -106,16 +105,14 @@ def stacked_layers(
     Args:
         kernels: one per layer.
         z: initial inducing inputs of the first layer; the other layers start at its images along `axes`.
-        axes: linear map from D inputs to H hidden values.
-        hidden_mean: "linear" adds these images to the outputs of hidden layers, "zero" does not.
+        axes: linear map from D inputs to H hidden values, which is added to the outputs of hidden layers.
         outputs: shape of the outputs of the last layer, () or (T,).
         prior: of the inducing inputs of each layer.
         jitter: relative nugget.
     """
     layers = []
     for kernel in kernels[:-1]:
-        skip = axes if hidden_mean == "linear" else torch.zeros_like(axes)
-        layers.append(SparseLayer(kernel, z, axes.shape[1:], prior, skip, jitter))
+        layers.append(SparseLayer(kernel, z, axes.shape[1:], prior, axes, jitter))
         z, axes = z @ axes, torch.eye(axes.shape[1]).to(axes)
     return [*layers, SparseLayer(kernels[-1], z, outputs, prior, None, jitter)]
 

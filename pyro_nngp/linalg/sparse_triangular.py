@@ -2,10 +2,9 @@ r"""Solves with the sparse unit triangle :math:`I - A` of nearest-neighbor condi
 
 Row i of A holds the weights of the neighbors of point i. In an order in which every point follows its neighbors, I - A
 is lower triangular, so that a solve is one substitution: point by point in compiled code, or in torch operations on one
-dependency level at a time (:mod:`pyro_nngp.linalg.level_scheduling`).
-Without compiled code, systems of up to 500 points are solved as dense triangles, which is quicker than many short
-steps. Of tensors on a GPU, systems of up to a million points are solved on the CPU: two copies take less time than a
-launch or more for each level. The gradient of a solve is a solve with the transpose,
+dependency level at a time (:mod:`pyro_nngp.linalg.level_scheduling`). Of tensors on a GPU, systems of up to a million
+points are solved on the CPU: two copies take less time than a launch or more for each level. The gradient of a solve is
+a solve with the transpose,
 
 .. math:: (I - A) u = r: \qquad \bar r = (I - A)^{-\top} \bar u, \qquad \bar w_{ik} = \bar r_i\, u_{n(i)_k} .
 
@@ -23,13 +22,10 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from pyro_nngp._autograd import apply, mapped_first
-from pyro_nngp.linalg.dense_factor import half_solve
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_rows import SparseRows
 from pyro_nngp.native import triangular as compiled
 
-DENSE_UP_TO = 500
-"""Points up to which one dense triangular solve is quicker than a step for each level."""
 ON_CPU_UP_TO = 1_000_000
 """Points up to which the CPU solves systems of a GPU."""
 
@@ -41,7 +37,6 @@ def solve_triangular(
     levels: list[Int[Tensor, " _"]] | None = None,
     *,
     transposed: bool = False,
-    dense_up_to: int = DENSE_UP_TO,
 ) -> Float[Tensor, "*L N"]:
     """Solve (I - A) u = right, or (I - A)' u = right; differentiable in the weights and the right-hand side.
 
@@ -51,46 +46,41 @@ def solve_triangular(
         right: right-hand sides; leading dimensions broadcast against the leading dimensions of the weights.
         levels: dependency levels of the neighbors; None computes them.
         transposed: whether to solve with the transpose.
-        dense_up_to: number of points up to which the triangle is filled and solved as a dense one.
 
     Raises:
         ValueError: if the neighbors depend on each other in a cycle, or are not rows.
     """
     levels = dependency_levels(neighbors) if levels is None else levels
-    return apply(_Solve, w, right, neighbors, levels, transposed, dense_up_to)
+    return apply(_Solve, w, right, neighbors, levels, transposed)
 
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(
-        w: Tensor, right: Tensor, neighbors: Tensor, levels: list[Tensor], transposed: bool, dense_up_to: int
-    ) -> Tensor:
+    def forward(w: Tensor, right: Tensor, neighbors: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
         if w.device.type != "cpu" and len(neighbors) <= ON_CPU_UP_TO:
             w, right, neighbors, home = w.cpu(), right.cpu(), neighbors.cpu(), w.device
             levels = [level.cpu() for level in levels]
-            return _Solve.forward(w, right, neighbors, levels, transposed, dense_up_to).to(home)
+            return _Solve.forward(w, right, neighbors, levels, transposed).to(home)
         if compiled.supported(w, right):
             return _compiled(w, neighbors, right, levels, transposed)
-        w = w.masked_fill(neighbors < 0, 0.0)
-        engine = _dense if len(neighbors) <= dense_up_to else _by_levels
-        return engine(w, neighbors.clamp(min=0), right, levels, transposed)
+        return _by_levels(w.masked_fill(neighbors < 0, 0.0), neighbors.clamp(min=0), right, levels, transposed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        w, right, neighbors, ctx.levels, ctx.transposed, ctx.dense_up_to = inputs
+        w, right, neighbors, ctx.levels, ctx.transposed = inputs
         ctx.right_shape = right.shape
         ctx.save_for_backward(w, neighbors, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         w, neighbors, u = ctx.saved_tensors
-        solved = _Solve.apply(w, grad, neighbors, ctx.levels, not ctx.transposed, ctx.dense_up_to)
+        solved = _Solve.apply(w, grad, neighbors, ctx.levels, not ctx.transposed)
         grad_w = None
         if ctx.needs_input_grad[0]:
             rows, columns = (u, solved) if ctx.transposed else (solved, u)
             product = rows[..., None] * columns[..., neighbors.clamp(min=0)]
             grad_w = product.masked_fill(neighbors < 0, 0.0).sum_to_size(w.shape)
-        return grad_w, solved.sum_to_size(ctx.right_shape), None, None, None, None
+        return grad_w, solved.sum_to_size(ctx.right_shape), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, w: Tensor, right: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -106,16 +96,6 @@ def _compiled(w: Tensor, neighbors: Tensor, right: Tensor, levels: list[Tensor],
     columns = right.expand(shape).reshape(-1, weights.shape[0], shape[-1]).permute(1, 2, 0)
     solved = compiled.solve(weights, neighbors, columns, order, transposed)
     return solved.permute(2, 0, 1).reshape(shape)
-
-
-def _dense(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
-    order = torch.cat(levels)
-    place = order.argsort()
-    triangle = torch.eye(len(order), dtype=w.dtype, device=w.device).expand(*w.shape[:-1], len(order))
-    at = place[columns[order]].expand_as(w)
-    triangle = triangle.scatter_add(-1, at, -w[..., order, :])
-    sorted_right = right[..., order, None]
-    return half_solve(triangle, sorted_right, transposed=transposed)[..., place, 0]
 
 
 def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:

@@ -35,7 +35,7 @@ from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
+from pyro_nngp.variational.posterior_mean import posterior_mean
 from pyro_nngp.variational.sharded_optimum import ShardedFactorOptimum
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
@@ -63,7 +63,6 @@ def variational_optimum(
     q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
-    limits: MeanLimits | None = None,
     total: Total = whole,
 ) -> SparseCholeskyNormal:
     """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
@@ -76,7 +75,6 @@ def variational_optimum(
         q: the start, over all N points.
         max_steps: largest number of steps of :func:`natural_gradient`.
         tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
-        limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
         total: as of :func:`natural_gradient`; other than the default for local rows.
 
     Returns:
@@ -101,7 +99,7 @@ def variational_optimum(
     def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal q, easy, precision
         reduction = 0.0 if one_step else _STEP_REDUCTION
-        loc, easy = posterior_mean(prior, targets - mean, now, q.loc, easy, tolerance, reduction, limits)
+        loc, easy = posterior_mean(prior, targets - mean, now, q.loc, easy, tolerance, reduction)
         precision, q = now, SparseCholeskyNormal(loc, q.scale, q.weights, q.pattern)
         if q.is_diagonal:
             q = _with_factor(q, *root(now))

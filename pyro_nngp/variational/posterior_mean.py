@@ -19,7 +19,6 @@ K neighbors, L latent functions.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,21 +28,11 @@ from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor, factor_solve
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
+DENSE_UP_TO = 1000**2  # entries of the system up to which one dense Cholesky factorization is used
+PLAIN_ITERATIONS = 200  # largest number of iterations on P before the change to whitened coordinates
 _LOOK = 20  # iterations between checks of the residual
 _CLOSER = 0.03  # part of the tolerance with a preconditioner, which takes one or two more iterations
 _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
-
-
-class MeanLimits(NamedTuple):
-    """Settings that choose the solver of :func:`posterior_mean`; the results agree.
-
-    Attributes:
-        dense_up_to: entries of the system up to which one dense Cholesky factorization is used.
-        plain_iterations: largest number of iterations on P before the change to whitened coordinates.
-    """
-
-    dense_up_to: int = 1000**2
-    plain_iterations: int = 200
 
 
 def posterior_mean(
@@ -54,7 +43,6 @@ def posterior_mean(
     easy: bool = True,
     tolerance: float = 1e-3,
     reduction: float = 0.0,
-    limits: MeanLimits | None = None,
     precondition: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "*L N"], bool]:
     """Mean of u given Gaussian observations.
@@ -68,14 +56,13 @@ def posterior_mean(
         tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
             rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
         reduction: stop also when the residual has fallen to this part of its start.
-        limits: choice of the solver; None takes the quickest.
         precondition: solutions for similar precisions, for iterations on P in place of all others.
 
     Returns:
         m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
     """
-    dtype, limits = y.dtype, limits or MeanLimits()
-    is_small = y.shape[:-1].numel() * len(prior) ** 2 <= limits.dense_up_to and precondition is None
+    dtype = y.dtype
+    is_small = y.shape[:-1].numel() * len(prior) ** 2 <= DENSE_UP_TO and precondition is None
     if isinstance(prior, ShardedFactor):
         if not is_small:
             return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
@@ -101,7 +88,7 @@ def posterior_mean(
             product, right, start, None, tolerance, norm=norm, size=size, precondition=precondition
         )
         return found.to(dtype), easy
-    if easy and limits.plain_iterations:
+    if easy and PLAIN_ITERATIONS:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(
             product,
@@ -109,7 +96,7 @@ def posterior_mean(
             start,
             diagonal,
             tolerance,
-            limits.plain_iterations,
+            PLAIN_ITERATIONS,
             norm=norm,
             size=size,
             every=_LOOK,

@@ -72,16 +72,15 @@ def test_hidden_layers_add_the_linear_map_and_scaled_noise(problem):
     torch.testing.assert_close(found, x @ skip + loc.mT + var.mT.sqrt() * noise)
 
 
-@pytest.mark.parametrize("mean", ["linear", "zero"])
-def test_stacked_layers_start_at_the_images_of_the_inducing_inputs(problem, mean):
+def test_stacked_layers_start_at_the_images_of_the_inducing_inputs(problem):
     _, z, k = problem
     axes = torch.randn(2, 3, dtype=F64)
-    first, second, last = stacked_layers([k, kernel(3), kernel(3)], z, axes, mean, (2,), None, JITTER)
+    first, second, last = stacked_layers([k, kernel(3), kernel(3)], z, axes, (2,), None, JITTER)
     assert torch.equal(first.start, z)
     assert torch.equal(second.start, z @ axes)
     assert torch.equal(last.start, z @ axes)
     assert (first.outputs, second.outputs, last.outputs) == ((3,), (3,), (2,))
-    assert torch.equal(first.skip, axes if mean == "linear" else torch.zeros_like(axes))
+    assert torch.equal(first.skip, axes)
     assert last.skip is None
 
 

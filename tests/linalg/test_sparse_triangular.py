@@ -24,9 +24,8 @@ def neighbors():
 
 
 def chosen(engine, monkeypatch):
-    """Have solves done in one way, and return its `dense_up_to`."""
+    """Have solves done in one way."""
     monkeypatch.setenv("PYRO_NNGP_NATIVE", "1" if engine == "compiled" else "0")
-    return 500 if engine == "dense" else 0
 
 
 def triangle(w, neighbors):
@@ -37,31 +36,31 @@ def triangle(w, neighbors):
     return matrix
 
 
-@pytest.mark.parametrize("engine", ["compiled", "dense", "levels"])
+@pytest.mark.parametrize("engine", ["compiled", "levels"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("weights", "batch"), [((), ()), ((), (3,)), ((), (2, 3)), ((3,), (2, 3)), ((3,), ()), ((2, 1), (3,))]
 )
 def test_solutions_are_those_of_the_dense_triangle(neighbors, weights, batch, transposed, engine, monkeypatch):
-    dense_up_to = chosen(engine, monkeypatch)
+    chosen(engine, monkeypatch)
     w, right = torch.randn(*weights, N, K, dtype=F64) / K, torch.randn(*batch, N, dtype=F64)
-    u = solve_triangular(w, neighbors, right, transposed=transposed, dense_up_to=dense_up_to)
+    u = solve_triangular(w, neighbors, right, transposed=transposed)
     matrix = triangle(w, neighbors)
     system = matrix.mT if transposed else matrix
     assert u.shape == (*torch.broadcast_shapes(weights, batch), N)
     torch.testing.assert_close((system @ u[..., None])[..., 0], right.expand(u.shape), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "dense", "levels"])
+@pytest.mark.parametrize("engine", ["compiled", "levels"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("weights", "batch"), [((), ()), ((), (2,)), ((2,), ()), ((2, 1), (3,))])
 def test_first_and_second_derivatives(neighbors, weights, batch, transposed, engine, monkeypatch):
-    dense_up_to = chosen(engine, monkeypatch)
+    chosen(engine, monkeypatch)
     w = (torch.randn(*weights, N, K, dtype=F64) / K).requires_grad_()
     right = torch.randn(*batch, N, dtype=F64, requires_grad=True)
 
     def solve(w, right):
-        return solve_triangular(w, neighbors, right, transposed=transposed, dense_up_to=dense_up_to)
+        return solve_triangular(w, neighbors, right, transposed=transposed)
 
     torch.autograd.gradcheck(solve, (w, right), fast_mode=True)
     torch.autograd.gradgradcheck(solve, (w, right), fast_mode=True)
@@ -102,7 +101,7 @@ def test_systems_on_a_device_are_solved_on_the_cpu(neighbors, transposed, monkey
         there = [value.to(DEVICE) for value in (w, neighbors, right)]
         moved = [level.to(DEVICE) for level in levels]
         found = [
-            solve_triangular(*there, moved, transposed=transposed, dense_up_to=0),
+            solve_triangular(*there, moved, transposed=transposed),
             SparseTriangle(*there[:2], moved).solve(there[2], transposed),
         ]
         assert all(each.device == DEVICE for each in found)

@@ -359,8 +359,6 @@ def test_widths_of_hidden_layers():
             torch.testing.assert_close((centered @ gp.layers[0].skip).square().sum(), centered.square().sum())
         else:
             torch.testing.assert_close(x @ gp.layers[0].skip, torch.cat([x, torch.zeros(N, 2, dtype=F64)], -1))
-    flat = two_layers(hidden_mean="zero")
-    assert not flat.layers[0].skip.any()
 
 
 def test_layers_have_kernels_of_their_own():
@@ -616,7 +614,6 @@ def test_single_precision():
         ({"inducing": N + 1}, r"BSGP: expected inducing in 2\.\.24, got 25"),
         ({"inducing": torch.zeros(M, 3, dtype=F64)}, r"expected inducing of shape \(M, 2\)"),
         ({"objective": "elbo"}, r"expected objective to be 'fitc' or 'vfe', got 'elbo'"),
-        ({"hidden_mean": "pca"}, r"expected hidden_mean to be 'linear' or 'zero'"),
         ({"inducing_prior": "gaussian"}, r"expected inducing_prior to be one of"),
         (
             {"inducing_prior": dist.Normal(torch.zeros(M, 3), 1.0).to_event(2)},

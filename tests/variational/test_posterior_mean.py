@@ -10,16 +10,17 @@ from pyro_nngp.linalg import vecchia_factor
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.variational import MeanField, SparseCholesky
+from pyro_nngp.variational import posterior_mean as solver
 from pyro_nngp.variational.natural_gradient import variational_optimum
-from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
+from pyro_nngp.variational.posterior_mean import posterior_mean
 
 N = 200
-
-
 F64 = torch.float64
 
 
-ITERATIVE = MeanLimits(dense_up_to=0)
+@pytest.fixture
+def iterative(monkeypatch):
+    monkeypatch.setattr(solver, "DENSE_UP_TO", 0)
 
 
 def setting(kernel):
@@ -30,11 +31,11 @@ def setting(kernel):
 @pytest.mark.parametrize("easy", [False, True])
 @pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
 @pytest.mark.parametrize("kernel", [Matern52(2, lengthscale=0.05), RBF(2, lengthscale=0.4)])
-def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(easy, tolerance, kernel):
+def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(easy, tolerance, kernel, iterative):
     prior = setting(kernel.double())
     y, precision, start = torch.randn(3, 2, N, dtype=F64)
     precision = precision.exp()
-    m, _ = posterior_mean(prior, y, precision, start, easy, tolerance, limits=ITERATIVE)
+    m, _ = posterior_mean(prior, y, precision, start, easy, tolerance)
     posterior = prior.dense() + torch.diag_embed(precision)
     error = m - torch.cholesky_solve((precision * y)[..., None], torch.linalg.cholesky(posterior))[..., 0]
     lost = (error[:, None] @ posterior @ error[..., None])[:, 0, 0] / 2
@@ -42,7 +43,7 @@ def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(easy, tolera
     assert lost.max() > 1e-12  # it did stop before rounding
 
 
-def test_a_reduction_ends_sooner(monkeypatch):
+def test_a_reduction_ends_sooner(monkeypatch, iterative):
     prior = setting(RBF(2, lengthscale=0.4).double())
     y, counts, products = torch.randn(N, dtype=F64), [], []
     one, zero = torch.ones(N, dtype=F64), torch.zeros(N, dtype=F64)
@@ -53,7 +54,7 @@ def test_a_reduction_ends_sooner(monkeypatch):
 
     monkeypatch.setattr(vecchia_factor, "conjugate_gradients", counted)
     for reduction in (0.0, 0.1):
-        posterior_mean(prior, y, one, zero, False, 1e-6, reduction, ITERATIVE)
+        posterior_mean(prior, y, one, zero, False, 1e-6, reduction)
         products.append(len(counts))
     assert products[1] - products[0] < products[0] / 2
 
@@ -61,16 +62,17 @@ def test_a_reduction_ends_sooner(monkeypatch):
 @pytest.mark.parametrize("plain_iterations", [0, 5, 1000])
 @pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(8)])
 @torch.no_grad()
-def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide):
+def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide, monkeypatch):
     x = torch.rand(300, 2, dtype=F64)
     y = torch.sin(5 * x.sum(-1))
     kernel = Matern52(2, lengthscale=torch.tensor(0.3, dtype=F64)).requires_grad_(False)
     gp = VNNGP(x, y, kernel, Gaussian(0.05), num_neighbors=8, guide=guide, jitter=1e-4)
     factor, q = NNGP(kernel, gp.graph, jitter=1e-4).factor, gp.q.distribution()
-    dense, iterative = (
-        variational_optimum(Gaussian(0.05), y, torch.zeros(300, dtype=F64), factor, q, limits=limits)
-        for limits in (MeanLimits(10**9), MeanLimits(0, plain_iterations))
-    )
+    problem = Gaussian(0.05), y, torch.zeros(300, dtype=F64), factor, q
+    dense = variational_optimum(*problem)
+    monkeypatch.setattr(solver, "DENSE_UP_TO", 0)
+    monkeypatch.setattr(solver, "PLAIN_ITERATIONS", plain_iterations)
+    iterative = variational_optimum(*problem)
     torch.testing.assert_close(iterative.loc, dense.loc, rtol=0, atol=1e-3)
     torch.testing.assert_close(iterative.scale, dense.scale)
     torch.testing.assert_close(iterative.weights, dense.weights)
