@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.variational import Amortized
@@ -245,6 +245,18 @@ def test_wrong_rows_are_refused(name, rows, message):
         ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
         ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
         ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
+        ({"mean": 0.0}, TypeError, r"expected mean to be callable, got float"),
+        ({"mean": LinearMean(3)}, ValueError, r"x with input_dim = 3 columns, got \d\. .* its columns by active_dims"),
+        ({"likelihood": 0.05}, TypeError, r"expected likelihood to be a Likelihood, got 0\.05"),
+        ({"likelihood": Poisson}, TypeError, r"a Likelihood, got the class Poisson\. .* such as Poisson\(\)"),
+        ({"jitter": -1.0}, ValueError, r"expected jitter to be finite and >= 0, got -1\.0"),
+        ({"x": torch.full((N, 2), torch.nan)}, ValueError, r"expected x to be finite"),
+        ({"x": torch.zeros(N)}, ValueError, r"expected x of shape \(N, D\)"),
+        ({"x": torch.zeros(N, 2, dtype=torch.bool)}, TypeError, r"expected x of a floating-point dtype"),
+        ({"x": [[0.0]]}, TypeError, r"expected x to be a torch.Tensor, got list"),
+        ({"y": [0.0]}, TypeError, r"expected y to be a torch.Tensor"),
+        ({"y": torch.full((N,), torch.inf)}, ValueError, r"expected y to be finite"),
+        ({"y": torch.zeros(N - 1)}, ValueError, r"expected y of shape \(60,\) or \(60, T\)"),
         ({"y": torch.zeros(N, device="meta")}, TypeError, r"expected y to have values, got a meta tensor"),
         ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y with values, got NaN in all rows"),
         ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),

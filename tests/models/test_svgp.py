@@ -30,7 +30,7 @@ from pyro_nngp.likelihoods import (
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import SVGP, VNNGP
-from pyro_nngp.variational import FullRank, MeanField, SparseCholesky
+from pyro_nngp.variational import FullRank, MeanField
 from pyro_nngp.variational.gaussian import DenseGaussian, combined_variance, factor, neighbor_variance
 
 F64 = torch.float64
@@ -424,33 +424,6 @@ def test_model_never_reads_the_guide():
     parts = (dist.Normal(weights @ u, var.sqrt()).log_prob(f), dist.Normal(f, noise_of(gp).sqrt()).log_prob(y))
     want = sum(part.sum() for part in parts) + dist.Normal(0, 1).log_prob(nu).sum()
     assert values[0] == pytest.approx(float(want.detach()), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": torch.full((N, 2), torch.nan)}, r"SVGP: expected x to be finite"),
-        ({"y": torch.zeros(N - 1)}, r"SVGP: expected y of shape \(48,\) or \(48, T\)"),
-        ({"inducing": N + 1}, r"SVGP: expected inducing in 2\.\.48, got 49"),
-        ({"inducing": torch.zeros(9, 3)}, r"SVGP: expected inducing of shape \(M, 2\)"),
-        ({"metric": torch.ones(7)}, r"SVGP: expected metric a scalar or of shape \(2,\), got \(7,\)"),
-        ({"metric": "banana"}, r"SVGP: expected metric to be callable, got str"),
-        ({"objective": "ppgpr"}, r"SVGP: expected objective to be 'vfe' or 'fitc', got 'ppgpr'. For PPGPR train under"),
-        (
-            {"objective": "fitc", "likelihood": None, "y": None},
-            r"SVGP: expected likelihood to be given with objective='fitc'",
-        ),
-        ({"guide": SparseCholesky(3)}, r"SVGP: expected guide to be FullRank\(\) or MeanField\(\), got SparseCholesky"),
-        ({"guide": FullRank(loc=torch.zeros(3))}, r"DenseGaussian: expected loc of shape \(11, 1\)"),
-        ({"guide": MeanField(scale=0.0)}, r"DenseGaussian: expected scale to be finite and > 0"),
-        ({"num_inducing": 3}, r"got 'num_inducing'\. Write inducing="),
-    ],
-)
-def test_wrong_input(change, message):
-    x, y = waves(dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "inducing": M} | change
-    with pytest.raises((ValueError, TypeError), match=message):
-        SVGP(**settings)
 
 
 @pytest.mark.parametrize(

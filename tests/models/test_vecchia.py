@@ -10,7 +10,7 @@ from pyro.optim import Adam
 
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Gaussian, StudentT
+from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import MLLk, Vecchia
 
 F64 = torch.float64
@@ -165,22 +165,6 @@ def test_collapsed_posterior_by_nuts_and_by_variational_inference():
     found = Predictive(gp.model, guide=gp.guide, num_samples=300)()["likelihood.variance"].log()
     assert abs(float(found.mean() - mean)) < 0.5 * float(scale)
     assert 0.6 < float(found.std() / scale) < 1.5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"y": torch.full((N,), torch.inf)}, r"expected y to be finite"),
-        ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.39, got 40"),
-        ({"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
-        ({"ordering": "pca"}, r"expected ordering one of"),
-    ],
-)
-def test_wrong_input(change, message):
-    x, y = waves(N, dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": Matern52(2), "num_neighbors": 6} | change
-    with pytest.raises((ValueError, TypeError), match=message):
-        Vecchia(**settings)
 
 
 def test_predictions_average_over_posterior_draws_of_the_hyperparameters():

@@ -15,13 +15,10 @@ from pyro_nngp.data.preprocessing import Standardizer, random_split
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import LinearMean
 from pyro_nngp.models import VNNGP
 from pyro_nngp.variational import (
-    Amortized,
-    FullRank,
     LocalGaussian,
     MeanField,
     ObservedGaussian,
@@ -266,40 +263,6 @@ def test_duplicate_rows_without_noise_are_no_trouble():
     torch.testing.assert_close(gp(x)[0].detach(), y, rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": torch.full((N, 2), torch.nan)}, r"expected x to be finite"),
-        ({"x": torch.zeros(N)}, r"expected x of shape \(N, D\)"),
-        ({"x": torch.zeros(N, 2, dtype=torch.bool)}, r"expected x of a floating-point dtype"),
-        ({"x": [[0.0]]}, r"expected x to be a torch.Tensor, got list"),
-        ({"y": torch.full((N,), torch.inf)}, r"expected y to be finite"),
-        ({"y": torch.zeros(N - 1)}, r"expected y of shape \(48,\) or \(48, T\)"),
-        ({"y": torch.zeros(N, dtype=F64)}, r"expected y of the dtype of x"),
-        ({"y": None}, r"expected y with a likelihood"),
-        ({"num_neighbors": N}, r"expected num_neighbors"),
-        ({"num_neighbors": 0}, r"expected num_neighbors"),
-        ({"likelihood": Poisson(), "y": -torch.ones(N)}, r"Poisson"),
-        (
-            {"likelihood": Categorical(2), "y": torch.zeros(N, 2, dtype=torch.long)},
-            r"expected y of shape \(N,\) for Categorical",
-        ),
-        ({"inducing": N + 1}, r"expected inducing in 2\.\.48, got 49"),
-        ({"inducing": torch.zeros(9, 3)}, r"expected inducing of shape \(M, 2\)"),
-        ({"learn_inducing": True}, r"expected learn_inducing False with inducing points at the data"),
-        ({"guide": SparseCholesky(9)}, r"expected guide\.num_columns in 1\.\.6"),
-        ({"guide": MeanField(torch.zeros(3))}, r"expected loc of shape \(48, 1\)"),
-        ({"guide": MeanField(scale=0.0)}, r"expected scale to be finite and > 0"),
-        ({"num_neighbours": 3}, r"got 'num_neighbours'\. Write num_neighbors="),
-    ],
-)
-def test_wrong_input(change, message):
-    x, y = waves(dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "num_neighbors": 6} | change
-    with pytest.raises((ValueError, TypeError), match=message):
-        VNNGP(**settings)
-
-
 def test_without_a_likelihood_there_is_nothing_to_predict():
     x, _ = waves()
     with pytest.raises(ValueError, match=r"expected a likelihood in the model"):
@@ -329,31 +292,6 @@ def test_elevators_in_a_hundred_epochs():
     assert mean_rmse <= 0.40
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"likelihood": 0.05}, TypeError, r"expected likelihood to be a Likelihood, got 0\.05"),
-        (
-            {"likelihood": Poisson},
-            TypeError,
-            r"a Likelihood, got the class Poisson\. .* such as Poisson\(\)",
-        ),
-        (
-            {"likelihood": Binomial()},
-            ValueError,
-            r"expected trials of each row for Binomial\(\), got None\. Pass tri",
-        ),
-        ({"mean": LinearMean(3)}, ValueError, r"x with input_dim = 3 columns, got \d\. .* its columns by active_dims"),
-        ({"mean": 0.0}, TypeError, r"expected mean to be callable, got float"),
-        ({"jitter": -1.0}, ValueError, r"expected jitter to be finite and >= 0, got -1\.0"),
-    ],
-)
-def test_wrong_parts_are_refused_at_once(settings, error, message):
-    x, y = waves()
-    with pytest.raises(error, match=message):
-        VNNGP(x, y, matern(), **({"likelihood": Gaussian(), "num_neighbors": 5} | settings))
-
-
 def test_targets_without_a_likelihood_are_gaussian():
     x, y = waves()
     assert isinstance(VNNGP(x, y, matern(), num_neighbors=5).likelihood, Gaussian)
@@ -372,33 +310,6 @@ def test_pseudo_observations_are_the_family_where_they_apply(settings, family):
             ValueError, match=r"guide=PseudoObservations\(...\) with a likelihood and inducing points at"
         ):
             VNNGP(x=x, kernel=matern(), num_neighbors=5, guide=PseudoObservations(), **settings)
-
-
-@pytest.mark.parametrize(
-    ("guide", "message"),
-    [
-        (
-            "mean-field",
-            r"VNNGP: expected guide to be PseudoObservations\(\), .* or Amortized\(\), got 'mean-field'\. They are in",
-        ),
-        (FullRank(), r"VNNGP: expected guide to be PseudoObservations\(\), MeanField\(\), .*, got FullRank"),
-        (Amortized("network"), r"VNNGP: expected guide.encoder to be a torch module with .*, got 'network'"),
-        (
-            Amortized(torch.nn.Linear(2, 2)),
-            r"guide.encoder to be .* `num_context`, got Linear.* as SiteEncoder",
-        ),
-    ],
-)
-def test_wrong_families_are_refused(guide, message):
-    x, y = waves()
-    with pytest.raises(TypeError, match=message):
-        VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=5, guide=guide)
-
-
-def test_a_class_is_no_kernel():
-    x, y = waves()
-    with pytest.raises(TypeError, match=r"expected kernel to be a Kernel or a callable"):
-        VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)
 
 
 @pytest.mark.slow
