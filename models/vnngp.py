@@ -51,6 +51,7 @@ from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighb
 from pyro_nngp.models.base.profile import Profile
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
+from pyro_nngp.models.base.trend import coefficient_nodes
 from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
@@ -337,6 +338,10 @@ class VNNGP(Method):
         """The largest bound over all q(u) as a function of the hyperparameters."""
         return Profile(self)
 
+    def coefficient_nodes(self) -> dict[str, Tensor]:
+        """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
+        return coefficient_nodes(self)
+
     def information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.
 
@@ -348,7 +353,8 @@ class VNNGP(Method):
             return super().information()
         if self.likelihood.is_gaussian:
             return of_conditionals(self)
-        return of_evidence(self) if self.num_data <= MOST_ROWS and self.profile.applies else super().information()
+        is_known = self.num_data <= MOST_ROWS and self.profile.applies and not self.coefficient_nodes()
+        return of_evidence(self) if is_known else super().information()
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""

@@ -3,7 +3,9 @@ r"""An ELBO that integrates coefficients of the mean function exactly, without r
 With Gaussian noise the log density of the data is quadratic in coefficients that enter the mean linearly, and so is
 that of their normal prior and posterior. Averages over p + 1 nodes with the mean and the covariance of the posterior, a
 simplex, are then expectations: the loss has no noise, and suits L-BFGS. At the posterior for the present
-hyperparameters it is the negative log evidence, and so is its gradient.
+hyperparameters it is the negative log evidence, and so is its gradient. The evidence of pseudo-observations
+(:class:`~pyro_nngp.models.VNNGP`) is quadratic, too; expectations of other likelihoods are not, and the average is
+their second-order approximation.
 
 Cost: the covariances of one evaluation, and O(p B K) for B rows.
 

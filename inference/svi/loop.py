@@ -15,7 +15,7 @@ converged, in one of two ways:
   With pseudo-observations at the data (``VNNGP``; any likelihood) each evaluation uses all rows, after a solution for
   q(u): the loss is then the largest bound over all q(u), exact for the nearest-neighbor prior, where a sparse factor of
   the posterior precision is small enough (up to about 10^5 points in two dimensions, a few thousand in many) and no
-  hyperparameter has a prior. About 15 evaluations.
+  hyperparameter but coefficients of the mean has a prior. About 15 evaluations.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, divided by three after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows
   does not improve; convergence after three such rounds.

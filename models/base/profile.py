@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from pyro_nngp.hyperparameters.priors import modules_with_priors
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import ObservedGaussian
 from pyro_nngp.variational.families import PseudoObservations
@@ -29,9 +30,10 @@ class Profile:
 
     @property
     def applies(self) -> bool:
-        """Whether there are pseudo-observations, no priors of hyperparameters, and a sparse factor."""
+        """Whether there are pseudo-observations, no priors but of coefficients that are solved for, a sparse factor."""
         gp = self.method
-        if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or gp.hyper_guide.has_sites:
+        has_priors = any(not getattr(module, "has_posterior", False) for module in modules_with_priors(gp))
+        if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or has_priors:
             return False
         return gp.q.can_profile(gp.posterior(gp.bound()))
 

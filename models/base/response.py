@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers
-from pyro_nngp.hyperparameters.priors import modules_with_priors, site_name
+from pyro_nngp.hyperparameters.priors import modules_with_priors
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import neighbor_choice
 from pyro_nngp.models.base.draws import Draw, can_be_mapped
@@ -24,7 +24,7 @@ from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, USUAL_NEIGHBOR
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
-from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
+from pyro_nngp.models.base.trend import can_solve_mean, coefficient_nodes, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
 
@@ -55,10 +55,7 @@ class ResponseMethod(Method):
 
     def coefficient_nodes(self) -> dict[str, Tensor]:
         """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
-        mean: Any = self._modules.get("mean")
-        if not (self._has_posterior and self.likelihood.is_gaussian):
-            return {}
-        return {site_name(self, mean, name): values for name, values in mean.nodes().items()}
+        return coefficient_nodes(self) if self.likelihood.is_gaussian else {}
 
     @property
     def can_solve(self) -> bool:

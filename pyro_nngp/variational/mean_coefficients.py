@@ -41,6 +41,11 @@ class MeanCoefficients:
         """The level of a constant mean function, if it is learned."""
         return [value for value in self.level_parameters() if value.requires_grad]
 
+    def solved_values(self) -> list[Tensor]:
+        """All that a solution changes: the level that is learned, or the joint posterior of the coefficients."""
+        posterior = [self._mean.posterior_loc, self._mean.posterior_tril] if self.has_posterior else []
+        return [*self.solved_parameters(), *posterior]
+
     def level(self) -> Float[Tensor, " *L"] | None:
         """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""
         return self._mean.value.detach() if self.solved_parameters() else None

@@ -237,7 +237,7 @@ class ObservedGaussian(Family):
         Raises:
             NotPositiveDefiniteError: if there is no solution in double precision; q is then as before.
         """
-        kept = [*(getattr(self, name) for name in _TABLES), *(MeanCoefficients(read().mean).solved_parameters())]
+        kept = [*(getattr(self, name) for name in _TABLES), *MeanCoefficients(read().mean).solved_values()]
         before = [part.detach().clone() for part in kept]
         try:
             profile = self._solve(read, tolerance=tolerance)
