@@ -63,7 +63,7 @@ _RESTRICTED = 0.01  # step of differences of the determinant
 _FARTHEST = 1.5  # from the estimates that hyperparameters are taken, on the unconstrained scale
 _CHUNK = 256  # rows whose covariances of neighbors are held at once
 _EVIDENCE_STEP, _TOLERANCE = 0.02, 1e-5  # of the gradient of the evidence, and of the solutions for q(u)
-MOST_ROWS = 1000
+MOST_ROWS = 10_000
 """Rows up to which the evidence is solved for at changed hyperparameters."""
 _WEAK = 1e-4  # precision of a normal prior that keeps directions without any information finite
 

@@ -184,6 +184,8 @@ def test_counts_train_on_a_bound_that_integrates_over_coefficients():
         with torch.no_grad(), gp.profile.optimum():
             ends.append(-CubatureELBO(gp).loss(gp.model, gp.guide))
         assert result.optimizer == (optimizer or "lbfgs")
+        table = gp.summary()
+        assert table.filter(like="lengthscale", axis=0)[["lower", "upper"]].notna().all(axis=None)
     assert ends[0] > ends[1] - 0.1
 
 
