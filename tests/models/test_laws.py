@@ -7,17 +7,28 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import F64, METHODS, K, N, P, build, data, matern, methods, stir, waves
+from builders import AUGMENTED, F64, METHODS, K, N, P, build, data, matern, methods, stir, waves
 from oracles.problems import losses_inside_a_larger_program
-from oracles.waves import loss
+from oracles.waves import ENCODERS, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
 
-from pyro_nngp.inference import IntegratedELBO
-from pyro_nngp.likelihoods import Gaussian, NegativeBinomial
-from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, MLLk, Vecchia
-from pyro_nngp.variational import FullRank, MeanField, SparseCholesky
+from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood
+from pyro_nngp.kernels import Linear, Matern32
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroskedasticGaussian,
+    NegativeBinomial,
+    Poisson,
+    PolyaGammaBound,
+    StudentT,
+)
+from pyro_nngp.likelihoods import LogNormal as LogNormalNoise
+from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
+from pyro_nngp.variational import Amortized, Conjugate, FullRank, LogNormal, MeanField, SparseCholesky
 
 F32 = torch.float32
 apart = pytest.mark.parametrize("name", [name for name in methods() if "Vecchia-inducing" not in str(name)])
@@ -158,3 +169,133 @@ def test_f_inside_a_larger_program(method, settings):
     for call in (gp.predict, *([lambda x: gp.solve()] if method is SVGP else [])):
         with pytest.raises(ValueError, match=r"expected a likelihood in the model, got None"):
             call(x)
+
+
+def labels(f):
+    return (f > 0).to(f.dtype)
+
+
+def classes(f):
+    return torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))
+
+
+def as_they_are(f):
+    return f
+
+
+def two(f):
+    return torch.stack([f, -2 * f], -1)
+
+
+def normal():
+    return Gaussian(torch.tensor(0.125, dtype=F64))
+
+
+M = 11
+NEAR, INDUCING = {"num_neighbors": 5}, {"inducing": M}
+IN_BATCHES = [
+    *((LOO, *case, NEAR | {"guide": LogNormal()}) for case in AUGMENTED),
+    *(
+        (LOO, *case, NEAR | {"guide": Conjugate()}) for case in AUGMENTED if not isinstance(case[0](), StudentT)
+    ),  # random
+    *(
+        (NPVI, normal, two, NEAR | {"guide": guide})
+        for guide in (SparseCholesky(), *(lambda e=e: Amortized(e()) for e in ENCODERS))
+    ),
+    *(
+        (SVGP, *case, INDUCING | {"objective": objective})
+        for case in ((normal, as_they_are), (StudentT, as_they_are), (Bernoulli, labels))
+        for objective in ("vfe", "fitc")
+    ),
+    *(
+        (SWSGP, likelihood, as_they_are, INDUCING | NEAR | settings)
+        for likelihood in (normal, StudentT)
+        for settings in ({}, {"learn_inducing": False}, {"guide": FullRank(scale=0.5)})
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "likelihood", "make", "settings"), IN_BATCHES)
+def test_disjoint_batches_average_exactly_for_all_likelihoods_and_families(method, likelihood, make, settings):
+    x, f = waves()
+    settings = {name: value() if callable(value) else value for name, value in settings.items()}
+    gp = stir(method(x, make(f), matern(), likelihood(), **settings))
+    if hasattr(gp.q, "log_scale") and method is LOO:
+        gp.q.log_scale.data.fill_(-30.0)  # no randomness left
+    for elbo in (IntegratedELBO(), *([PredictiveLogLikelihood(0.3)] if "inducing" in settings else [])):
+        parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(48).split(12)]
+        assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-9)
+
+
+SOLVED = [
+    *(
+        (SVGP, *case, INDUCING | {"guide": guide})
+        for guide in (FullRank(), MeanField())
+        for case in (
+            (normal, as_they_are),
+            (Poisson, lambda f: (2 * f).exp().round()),
+            (Bernoulli, labels),
+            (lambda: PolyaGammaBound(Bernoulli()), labels),
+            (lambda: Categorical(3), classes),
+        )
+    ),
+    *(
+        (SVGP, *case, INDUCING | {"guide": guide, "objective": "fitc"})
+        for guide in (FullRank(), MeanField())
+        for case in ((normal, as_they_are), (lambda: LogNormalNoise(0.1), torch.exp), (Bernoulli, labels))
+    ),
+    *(
+        (method, *case, {"num_neighbors": 8, "guide": guide})
+        for method, guide in ((VNNGP, MeanField()), (VNNGP, SparseCholesky(3)), (NPVI, SparseCholesky()))
+        for case in (
+            (lambda: Gaussian(0.05), as_they_are),
+            (lambda: Poisson("softplus"), lambda f: (3 * torch.nn.functional.softplus(f)).round()),
+            (lambda: StudentT(4.0, 0.2), as_they_are),
+            (lambda: LogNormalNoise(0.01), lambda f: (0.1 * f).exp()),
+            (Bernoulli, labels),
+            (lambda: Categorical(3), classes),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "likelihood", "make", "settings"), SOLVED)
+def test_solving_ends_where_the_gradient_vanishes(method, likelihood, make, settings):
+    x, f = waves()
+    gp = method(x, make(f), matern(), likelihood(), **settings)
+    gp.solve(max_steps=300, tolerance=1e-7)
+    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
+    for name, param in gp.q.named_parameters():
+        unit = gp.q.log_scale.detach().exp() if name == "loc" and method is not SVGP else 1.0
+        if not (isinstance(settings["guide"], SparseCholesky) and method is VNNGP) or name == "loc":
+            assert (param.grad * unit).abs().max() < 1e-4, name
+    assert {id(param) for param in gp.q.parameters()} <= {id(param) for param in gp.solved_parameters()}
+
+
+SUM = Matern32(2, lengthscale=torch.tensor(0.4)) + Linear(2)
+OTHERS = [
+    (SVGP, lambda: Categorical(3), classes, INDUCING),
+    (SVGP, HeteroskedasticGaussian, as_they_are, INDUCING | {"objective": "fitc"}),
+    (SWSGP, lambda: Categorical(3), classes, INDUCING | NEAR | {"kernel": SUM}),
+    (SWSGP, Poisson, lambda f: f.exp().round(), INDUCING | NEAR | {"guide": FullRank()}),
+    (VNNGP, lambda: Categorical(3), classes, NEAR),
+    (VNNGP, Poisson, lambda f: f.exp().round(), NEAR | {"guide": MeanField()}),
+    (VNNGP, StudentT, as_they_are, NEAR | {"guide": MeanField()}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
+@pytest.mark.parametrize(("method", "likelihood", "make", "settings"), OTHERS)
+def test_other_likelihoods_train_and_predict(method, likelihood, make, settings):
+    x, f = waves()
+    gp = method(x, make(f), likelihood=likelihood(), **{"kernel": matern()} | settings)
+    if method is VNNGP:
+        gp.solve()
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step(torch.arange(48)[i % 2 :: 2]) for i in range(20)]
+    assert losses[-2] + losses[-1] < losses[0] + losses[1]
+    for options in ({}, {"num_neighbors": 4}):
+        loc, var = gp(x[:5], **options)
+        assert loc.shape == var.shape == (*gp.latent_shape, 5)
+        assert gp.predict(x[:5], **options).log_prob(gp.y[:5]).shape == (5,)
+        assert gp.sample(x[:5], 3, **options).shape == (3, *gp.latent_shape, 5)

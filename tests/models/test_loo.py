@@ -80,22 +80,6 @@ def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     torch.testing.assert_close(site["fn"].log_prob(y).detach(), want, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "make", "guide"),
-    [(*case, LogNormal()) for case in AUGMENTED]
-    + [(*case, Conjugate()) for case in AUGMENTED if not isinstance(case[0](), StudentT)],  # whose guide is random
-)
-def test_disjoint_batches_average_exactly(likelihood, make, guide):
-    x, f = waves(N)
-    gp = LOO(x, make(f), matern(), likelihood(), num_neighbors=5, guide=guide)
-    for table in gp.q.parameters():
-        table.data += 0.5 * torch.randn_like(table)
-    if guide == LogNormal():
-        gp.q.log_scale.data.fill_(-30.0)  # no randomness left
-    parts = [loss(gp, idx) for idx in torch.randperm(N).split(10)]
-    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-9)
-
-
 @pytest.mark.parametrize("divergence", ["posterior", "prior"])
 def test_conjugate_objective_term_by_term(divergence):
     """The density at the mean of omega, minus one divergence per datum."""

@@ -7,25 +7,18 @@ import torch
 from builders import matern, stir, waves
 from oracles.dense import dense_covariance, gaussian_kl
 from oracles.waves import loss
-from pyro.infer import SVI
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import Adam
 from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_nngp._memory import block_limit
-from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
+from pyro_nngp.inference import PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
-    Categorical,
     Gaussian,
-    HeteroskedasticGaussian,
-    LogNormal,
     NegativeBinomial,
-    Poisson,
     PolyaGammaBound,
-    StudentT,
 )
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
@@ -162,28 +155,6 @@ def test_inducing_points_at_the_data_give_the_exact_process():
     torch.testing.assert_close(var, own - (weights.mT * gp.kernel(x, new).detach()).sum(0), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("guide", FAMILIES)
-@pytest.mark.parametrize(
-    ("likelihood", "make", "objective"),
-    [
-        (lambda: Gaussian(0.125), lambda f: f, "vfe"),
-        (lambda: Gaussian(0.125), lambda f: f, "fitc"),
-        (lambda: LogNormal(0.1), torch.exp, "fitc"),
-        (Poisson, lambda f: (2 * f).exp().round(), "vfe"),
-        (Bernoulli, labels, "vfe"),
-        (Bernoulli, labels, "fitc"),
-        (lambda: PolyaGammaBound(Bernoulli()), labels, "vfe"),
-        (lambda: Categorical(3), classes, "vfe"),
-    ],
-)
-def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, guide):
-    x, f = waves()
-    gp = build(x, make(f), likelihood(), guide=guide(), objective=objective)
-    gp.solve(max_steps=200, tolerance=1e-7)
-    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    assert max(float(param.grad.abs().max()) for param in gp.solved_parameters()) < 1e-5
-
-
 def test_blocks_of_the_data_do_not_matter():
     x, y = waves()
     whole, blocks = (build(x, labels(y), Bernoulli()) for _ in range(2))
@@ -193,18 +164,6 @@ def test_blocks_of_the_data_do_not_matter():
         blocks.solve()
     for one, two in zip(whole.solved_parameters(), blocks.solved_parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("objective", ["vfe", "fitc"])
-@pytest.mark.parametrize(
-    ("likelihood", "make"), [(lambda: Gaussian(0.125), lambda f: f), (StudentT, lambda f: f), (Bernoulli, labels)]
-)
-def test_disjoint_batches_average_exactly(likelihood, make, objective):
-    x, f = waves()
-    gp = build(x, make(f), likelihood(), objective=objective)
-    for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
-        parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(12)]
-        assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
 
 
 @pytest.mark.parametrize("kl_scale", [1.0, 0.05])
@@ -381,23 +340,6 @@ def test_joint_draws_of_few_points_take_the_neighbors_there_are():
         torch.testing.assert_close(draws.std(0), exact.std(0), rtol=0.15, atol=0)
     with pytest.raises(ValueError, match=r"SVGP: expected num_neighbors in 1\.\.11, got 0"):
         gp.sample(x[:1], 2, num_neighbors=0)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "make"), [(lambda: Categorical(3), classes), (HeteroskedasticGaussian, lambda f: f)]
-)
-@pytest.mark.parametrize("objective", ["vfe", "fitc"])
-def test_likelihoods_of_several_latent_functions(likelihood, make, objective):
-    x, f = waves()
-    gp = SVGP(x, make(f), matern(), likelihood(), inducing=M, objective=objective)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(10)]
-    assert losses[-1] < losses[0]
-    for settings in ({}, {"num_neighbors": 4}):
-        loc, var = gp(x[:5], **settings)
-        assert loc.shape == var.shape == (*gp.latent_shape, 5)
-        assert gp.predict(x[:5], **settings).log_prob(gp.y[:5]).shape == (5,)
-        assert gp.sample(x[:5], 3, **settings).shape == (3, *gp.latent_shape, 5)
 
 
 def test_inducing_points_are_learned_or_not():

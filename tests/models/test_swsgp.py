@@ -6,14 +6,12 @@ import pytest
 import torch
 from builders import matern, stir, waves
 from oracles.dense import dense_covariance
-from pyro.infer import SVI
-from pyro.optim import Adam
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
-from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit, to_arviz
-from pyro_nngp.kernels import Linear, Matern32, Periodic
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
+from pyro_nngp.kernels import Matern32, Periodic
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import SVGP, SWSGP
 from pyro_nngp.variational import FullRank, LocalGaussian, MeanField
@@ -157,16 +155,6 @@ def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"learn_inducing": False}, {"guide": FullRank(scale=0.5)}])
-@pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.125), StudentT])
-def test_disjoint_batches_average_exactly(settings, likelihood):
-    x, y = waves(N)
-    gp = build(x, y, likelihood(), **settings)
-    for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
-        parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(8)]
-        assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
-
-
 def test_neighbors_given_are_neighbors_found():
     x, y = waves(N)
     for learn in (True, False):
@@ -232,29 +220,6 @@ def test_draws_have_the_moments_of_the_guide(guide):
     loc, spread = gp(new)
     torch.testing.assert_close(loc.detach(), mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(spread.detach(), want.diagonal(), rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
-@pytest.mark.parametrize("guide", [MeanField, pytest.param(FullRank, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("likelihood", "make"),
-    [
-        pytest.param(Bernoulli, lambda f: (f > 0).to(f.dtype), marks=pytest.mark.slow),
-        pytest.param(Poisson, lambda f: f.exp().round(), marks=pytest.mark.slow),
-        (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-    ],
-)
-def test_other_likelihoods_and_sums_of_kernels(likelihood, make, guide):
-    x, f = waves(N)
-    k = Matern32(2, lengthscale=torch.tensor(0.4)) + Linear(2)
-    gp = SWSGP(x, make(f), k, likelihood(), inducing=M, num_neighbors=H, guide=guide())
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(12)]
-    assert losses[-2] + losses[-1] < losses[0] + losses[1]
-    loc, var = gp(x[:5])
-    assert loc.shape == var.shape == (*gp.latent_shape, 5)
-    assert gp.predict(x[:5]).log_prob(gp.y[:5]).shape == (5,)
-    assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
 
 
 def most_correlated(k, x, z):

@@ -15,7 +15,7 @@ from pyro_nngp.data.preprocessing import Standardizer, random_split
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.models import VNNGP
 from pyro_nngp.variational import (
@@ -119,27 +119,6 @@ def test_closed_form_optimum_is_where_the_gradient_vanishes():
     torch.testing.assert_close(gp.q.distribution().loc.detach(), want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "make"),
-    [
-        (Poisson, lambda f: (2 * f).exp().round()),
-        (lambda: Bernoulli("logit"), lambda f: (f > 0).to(f.dtype)),
-        (lambda: StudentT(4.0, 0.2), lambda f: f),
-        (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-    ],
-)
-@pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(3)])
-def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make, guide):
-    x, f = waves()
-    gp = VNNGP(x, make(f), matern(), likelihood(), num_neighbors=8, guide=guide)
-    gp.solve(max_steps=200, tolerance=1e-6)
-    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    scale = gp.q.log_scale.detach().exp()
-    assert (gp.q.loc.grad * scale).abs().max() < 5e-3
-    if isinstance(guide, MeanField):
-        assert gp.q.log_scale.grad.abs().max() < 5e-3
-
-
 @pytest.mark.parametrize(("guide", "most"), [(MeanField(), 10), (PseudoObservations(), 50)])  # 30 for the start
 def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch, guide, most):
     """The mean-field variances are tiny here, and must not replace the curvature of the likelihood."""
@@ -197,32 +176,6 @@ def test_refresh_uses_the_learned_lengthscales():
         entries = {int(c): float(v) for c, v in zip(old[i], weights[i], strict=True) if c >= 0}
         for c, v in zip(gp.graph.neighbors[i], new[i], strict=True):
             assert float(v) == (entries.get(int(c), 0.0) if c >= 0 else 0.0)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "make"),
-    [
-        pytest.param(StudentT, lambda f: f, marks=pytest.mark.slow),
-        pytest.param(Bernoulli, lambda f: (f > 0).to(f.dtype), marks=pytest.mark.slow),
-        (Poisson, lambda f: f.exp().round()),
-        (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-    ],
-)
-@pytest.mark.parametrize("guide", [PseudoObservations(), pytest.param(MeanField(), marks=pytest.mark.slow)])
-def test_other_likelihoods_train_and_predict(likelihood, make, guide):
-    x, f = waves()
-    gp = VNNGP(x, make(f), matern(), likelihood(), num_neighbors=6, guide=guide)
-    svi, losses = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO()), []
-    for i in range(42 if isinstance(guide, MeanField) else 22):
-        if isinstance(guide, PseudoObservations) and i % 10 == 0:
-            gp.solve()
-        losses.append(svi.step(torch.arange(N)[i % 2 :: 2]))
-    assert sum(losses[-2:]) < sum(losses[:2])
-    predictive = gp.predict(x[:5])
-    assert predictive.log_prob(gp.y[:5]).shape == (5,)
-    loc, var = gp(x[:5])
-    assert loc.shape == var.shape == (*gp.latent_shape, 5)
-    assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
 
 
 def test_mean_functions():
