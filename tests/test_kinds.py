@@ -29,7 +29,7 @@ from pyro_nngp.inference import SGLD, RowAdam, plot_coverage, plot_pit, plot_rel
 from pyro_nngp.kernels import RBF, Rotation
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import ConstantMean, LinearMean
-from pyro_nngp.neighbors import NeighborGraph, SearchIndex, nearest_predecessors, recall, time_ordering
+from pyro_nngp.neighbors import NeighborGraph, SearchIndex, nearest_predecessors, time_ordering
 from pyro_nngp.storage import load
 from pyro_nngp.variational import Amortized
 from tests.builders import build, uniform
@@ -181,7 +181,6 @@ WRONG = {  # what is called, and the beginning of its error
     "whole numbers": (lambda: nn_conditional(RBF(2), X.long(), X[:, None]), "expected x of a floating-point dtype"),
     "extra": (lambda: NeighborGraph(X, 2).batch(extra=3), "NeighborGraph.batch: expected extra to be a torch.Tensor"),
     "start": (lambda: nearest_predecessors(X, 2, start={}), "nearest_predecessors: expected start to be an int"),
-    "recall": (lambda: recall([1], X), "recall: expected approximate to be a torch.Tensor"),
     "time": (lambda: time_ordering(X, X), "time_ordering: expected time_dim to be an int"),
     "encoder": (lambda: Amortized(None, -1), "Amortized: expected num_columns >= 0, got -1"),
     "mixture": (lambda: dist.Mixture([X]), "Mixture: expected components to be distributions, got Tensor"),
