@@ -77,22 +77,6 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_random_state_alone():
     assert_same(values(one), values(two))
 
 
-@pytest.mark.parametrize("cut", slow_except([4, 9, 13], 9))
-def test_a_run_of_quasi_newton_steps_resumes_with_the_same_bits(tmp_path, cut):
-    whole, stopped, resumed = vecchia(), vecchia(), vecchia()
-    want = fit(whole, progress=False)
-    file = Checkpoint(tmp_path / "run.pt", every=3)
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit(stopped, checkpoint=file, callback=stop_at(cut), progress=False)
-    got = fit(resumed, checkpoint=file, progress=False)
-    assert torch.equal(got.losses, want.losses)
-    assert got.refreshes == want.refreshes
-    assert_same(values(whole), values(resumed))
-    again = fit(vecchia(), checkpoint=file, progress=False)  # has converged: goes on no further
-    assert torch.equal(again.losses, want.losses)
-    assert again.converged
-
-
 class Slope(PyroModule):
     """Bayesian regression on a batch of rows, with as little work per step as can be."""
 
@@ -119,20 +103,45 @@ def method():
     return VNNGP(x, y, Matern52(2, 1.0, torch.full((2,), 0.5)), Gaussian(0.05), num_neighbors=5)
 
 
-def test_a_run_of_adam_without_a_number_of_steps_resumes_with_the_same_bits(tmp_path):
-    settings = {"tolerance": 10.0, "batch_size": 30, "progress": False}
-    whole, stopped, resumed = Slope(), Slope(), Slope()
-    want = fit(whole, **settings)
-    assert want.converged
-    assert want.optimizer == "adam"
+def classified():
+    x, y = bumps(30)
+    return VNNGP(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
+
+
+STEPS = SETTINGS | {"refresh_every": 7, "seed": 2}
+RUNS = {  # what is trained and how, steps between checkpoints, the last step before the cut
+    "quasi-Newton": (vecchia, {}, 3, 9),
+    "quasi-Newton, early": (vecchia, {}, 3, 4),
+    "profile": (classified, {}, 1, 3),
+    "rounds of Adam": (Slope, {"tolerance": 10.0, "batch_size": 30, "progress": False}, 70, 230),
+    "minibatches": (vnngp, STEPS | {"num_steps": 20, "solve_every": 4}, 5, 10),
+    "minibatches, by gradients": (vnngp, STEPS | {"num_steps": 20, "solve_every": 0}, 5, 17),
+    "before the first checkpoint": (vnngp, STEPS | {"num_steps": 20, "solve_every": 4}, 5, 1),
+}
+
+
+@pytest.mark.parametrize("run", slow_except(RUNS, "quasi-Newton", "profile", "rounds of Adam", "minibatches"))
+def test_a_run_that_is_cut_resumes_with_the_same_bits(tmp_path, run):
+    make, settings, every, cut = RUNS[run]
+    settings = {"progress": False} | settings
+    want, whole, file = [], make(), Checkpoint(tmp_path / "run.pt", every=every)
+    other = Checkpoint(tmp_path / "whole.pt", every=every)  # with one a profile is of all rows from the start
+    result = fit(whole, checkpoint=other, callback=lambda step, loss: want.append(step), **settings)
     pyro.clear_param_store()  # where plain modules of one class share parameters
-    file = Checkpoint(tmp_path / "run.pt", every=70)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(stopped, checkpoint=file, callback=stop_at(230), **settings)
+        fit(make(), checkpoint=file, callback=stop_at(cut), **settings)
     pyro.clear_param_store()
-    got = fit(resumed, checkpoint=file, **settings)
-    assert torch.equal(got.losses, want.losses)
+    seen, resumed = [], make()
+    got = fit(resumed, checkpoint=file, callback=lambda step, loss: seen.append(step), **settings)
+    assert seen == want[(cut - 1) // every * every :]
+    assert torch.equal(got.losses, result.losses)
+    assert got.refreshes == result.refreshes
     assert_same(values(whole), values(resumed))
+    if result.converged:
+        pyro.clear_param_store()
+        again = fit(make(), checkpoint=file, **settings)  # goes on no further
+        assert torch.equal(again.losses, result.losses)
+        assert again.converged
 
 
 @pytest.mark.slow
@@ -153,21 +162,6 @@ def test_a_profile_is_trained_on_first_rows_and_then_on_all(tmp_path):
     other, again = trained(checkpoint=tmp_path / "run")  # on all rows from the start
     assert float(again.losses[-1]) == pytest.approx(float(result.losses[-1]), abs=1e-3)
     torch.testing.assert_close(other.kernel.lengthscale, gp.kernel.lengthscale, rtol=0.15, atol=0)
-
-
-def test_a_stopped_run_on_a_profile_resumes_with_the_same_bits(tmp_path):
-    x, y = bumps(30)
-
-    def trained(path, **settings):
-        gp = VNNGP(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
-        return fit(gp, checkpoint=Checkpoint(path, every=1), progress=False, **settings), gp
-
-    want, whole = trained(tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="power cut"):
-        trained(tmp_path / "part", callback=stop_at(3))
-    got, part = trained(tmp_path / "part")
-    assert torch.equal(got.losses, want.losses)
-    assert_same(values(part), values(whole))
 
 
 @pytest.mark.slow
