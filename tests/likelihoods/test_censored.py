@@ -13,7 +13,6 @@ from pyro_nngp.likelihoods import (
     IntervalCensored,
     Likelihood,
     LogNormal,
-    Marginal,
     Ordinal,
     Poisson,
 )
@@ -27,25 +26,6 @@ def test_limits_far_off_change_nothing(values: Likelihood) -> None:
     likelihood = Censored(values, 1e-9, 1e9)
     torch.testing.assert_close(likelihood(f).log_prob(y), values(f).log_prob(y))
     torch.testing.assert_close(likelihood.expected_log_prob(y, f, y), values.expected_log_prob(y, f, y))
-
-
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        Censored(Gaussian(0.3), 0.2, 1.5),
-        Censored(Gaussian(0.3), lower=0.2),
-        Censored(LogNormal(0.3), 0.2, 1.5),
-        Censored(LogNormal(0.3), upper=1.5),
-        IntervalCensored(Gaussian(0.3), EDGES),
-        IntervalCensored(LogNormal(0.3), EDGES),
-    ],
-    ids=["both", "lower", "log-both", "log-upper", "interval", "log-interval"],
-)
-def test_marginals_equal_the_numerical_one(likelihood: Likelihood) -> None:
-    loc, var = tensor(-1.0, 0.0, 2.0), tensor(0.2, 1.0, 4.0)
-    y = likelihood.marginal(loc, var).sample((20,)).double()
-    numerical = Marginal(likelihood.bind(), loc, var).log_prob(y)
-    torch.testing.assert_close(likelihood.marginal(loc, var).log_prob(y), numerical, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("values", [Gaussian(0.3), LogNormal(0.3)], ids=["Gaussian", "LogNormal"])

@@ -1,13 +1,14 @@
 """Likelihoods of counts: masses and moments by hand, and the size that a negative binomial starts with."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from builders import tensor
 from torch.distributions import Beta
 
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Likelihood, NegativeBinomial, Ordinal, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Gamma, Likelihood, NegativeBinomial, Ordinal, Poisson, StudentT
 from pyro_nngp.likelihoods.counts import predictive_log_density
 
 F64 = torch.float64
@@ -17,6 +18,8 @@ CUTS = torch.tensor([-1.0, 0.2, 1.5])
 @pytest.mark.parametrize(
     ("likelihood", "values"),
     [
+        (Gamma(2.5), torch.linspace(1e-3, 80, 20_001, dtype=F64)),
+        (StudentT(5.0, 0.5), torch.linspace(-80, 80, 20_001, dtype=F64)),
         (Bernoulli(), range(2)),
         (Binomial(7), range(8)),
         (Poisson(), range(400)),
@@ -25,14 +28,17 @@ CUTS = torch.tensor([-1.0, 0.2, 1.5])
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, Likelihood) else "",
 )
-def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likelihood, values: range) -> None:
-    y = torch.tensor(values, dtype=torch.float64)
+def test_marginals_sum_to_one_with_the_stated_moments(likelihood: Likelihood, values: Any) -> None:
+    y = torch.as_tensor(values, dtype=torch.float64)
     marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
-    probabilities = marginal.log_prob(y).exp()
-    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
+    probabilities = marginal.log_prob(y).exp() * (y[1] - y[0])
+    tolerance = 1.0 if isinstance(values, range) else 10.0
+    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6 * tolerance)
     mean = (probabilities * y).sum()
-    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
-    assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
+    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5 * tolerance)
+    assert marginal.variance.item() == pytest.approx(
+        (probabilities * (y - mean) ** 2).sum().item(), rel=2e-5 * tolerance**2
+    )
 
 
 def test_negative_binomial_mean_and_variance() -> None:

@@ -86,16 +86,25 @@ def test_expected_log_prob_against_dense_integration(make: Callable[[], Likeliho
 
 @pytest.mark.parametrize(
     ("likelihood", "y"),
-    [(Gaussian(0.3), 0.7), (LogNormal(0.2), 3.0), (Poisson(), 4.0), (Gamma(2.5), 3.0), (Gamma(0.3), 1e-3)],
-    ids=["Gaussian", "LogNormal", "Poisson", "Gamma", "Gamma-small"],
+    [
+        (Gaussian(0.3), 0.7),
+        (LogNormal(0.2), 3.0),
+        (Poisson(), 4.0),
+        (Gamma(2.5), 3.0),
+        (Gamma(0.3), 1e-3),
+        (InverseGaussian(2.0).double(), 0.7),
+        (Tweedie(0.8, 1.4).double(), 0.0),
+        (Tweedie(0.8, 1.6).double(), 3.0),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Likelihood) else str(v),
 )
 def test_closed_forms_equal_quadrature(likelihood: Likelihood, y: float) -> None:
     likelihood.num_quadrature = 100
     loc, var = torch.meshgrid(tensor(-1.5, 0.0, 2.0), tensor(1e-4, 0.3, 2.0), indexing="ij")
     closed = likelihood.expected_log_prob(scalar(y), loc, var)
-    torch.testing.assert_close(
-        closed, Likelihood.expected_log_prob(likelihood, scalar(y), loc, var), rtol=1e-9, atol=1e-9
-    )
+    numerical = Likelihood.expected_log_prob(likelihood, scalar(y), loc, var)
+    rtol, atol = (1e-6, 1e-7) if isinstance(likelihood, InverseGaussian | Tweedie) else (1e-9, 1e-9)
+    torch.testing.assert_close(closed, numerical, rtol=rtol, atol=atol)
 
 
 @over_one_latent
@@ -168,14 +177,25 @@ def test_marginals_where_data_are_sharper_than_the_latent_or_far_off(
 
 @pytest.mark.parametrize(
     "likelihood",
-    [Gaussian(0.3), LogNormal(0.2), Bernoulli("probit"), Ordinal(CUTS, "probit")],
+    [
+        Gaussian(0.3),
+        LogNormal(0.2),
+        Bernoulli("probit"),
+        Ordinal(CUTS, "probit"),
+        Censored(Gaussian(0.3), 0.2, 1.5),
+        Censored(Gaussian(0.3), lower=0.2),
+        Censored(LogNormal(0.3), 0.2, 1.5),
+        Censored(LogNormal(0.3), upper=1.5),
+        IntervalCensored(Gaussian(0.3), CUTS),
+        IntervalCensored(LogNormal(0.3), CUTS + 1.5),
+    ],
     ids=lambda v: type(v).__name__,
 )
 def test_closed_marginals_equal_the_numerical_one(likelihood: Likelihood) -> None:
-    y = tensor(1.0, 1.0, 1.0)
     loc, var = tensor(-1.0, 0.0, 2.0), tensor(0.2, 1.0, 4.0)
+    y = likelihood.marginal(loc, var).sample((20,)).double()
     numerical = Marginal(likelihood.bind(), loc, var)
-    torch.testing.assert_close(likelihood.marginal(loc, var).log_prob(y), numerical.log_prob(y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(likelihood.marginal(loc, var).log_prob(y), numerical.log_prob(y), rtol=1e-7, atol=1e-8)
 
 
 @over_one_latent

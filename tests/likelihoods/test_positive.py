@@ -2,21 +2,9 @@
 
 import pytest
 import torch
-from builders import scalar, tensor
+from builders import tensor
 
 from pyro_nngp.likelihoods import Gamma, GeneralizedPareto, InverseGaussian, Likelihood, Tweedie
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "y"), [(InverseGaussian(2.0), 0.7), (Tweedie(0.8, 1.4), 0.0), (Tweedie(0.8, 1.6), 3.0)]
-)
-def test_closed_forms_equal_quadrature(likelihood: Likelihood, y: float) -> None:
-    likelihood = likelihood.double()
-    likelihood.num_quadrature = 100
-    loc, var = torch.meshgrid(tensor(-1.5, 0.0, 2.0), tensor(1e-4, 0.3, 2.0), indexing="ij")
-    closed = likelihood.expected_log_prob(scalar(y), loc, var)
-    numerical = Likelihood.expected_log_prob(likelihood, scalar(y), loc, var)
-    torch.testing.assert_close(closed, numerical, rtol=1e-6, atol=1e-7)
 
 
 def test_light_tails_are_exponential() -> None:
