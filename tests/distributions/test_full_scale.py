@@ -41,7 +41,7 @@ def x():
     return uniform(N)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("noise", [0.0, 0.2, torch.linspace(0.1, 1, N, dtype=F64)], ids=["none", "one", "each"])
 def test_log_prob_and_draws_have_the_dense_covariance(x, noise):
     graph, z = NeighborGraph(x, K), uniform(M)
     prior, value = FullScaleNNGP(matern(), graph, z, noise), normal(3, N)
@@ -50,15 +50,6 @@ def test_log_prob_and_draws_have_the_dense_covariance(x, noise):
     torch.testing.assert_close(prior.log_prob(value), exact.log_prob(value), rtol=1e-8, atol=0)
     root = torch.cat([prior.features.mT, prior.residual.color(torch.eye(N, dtype=F64))])
     torch.testing.assert_close(root.mT @ root, cov, rtol=0, atol=1e-9)
-
-
-def test_noise_of_each_point_counts_where_it_is(x):
-    graph, z, noise = NeighborGraph(x, K), uniform(M), torch.rand(N, dtype=F64)
-    exact = dist.MultivariateNormal(torch.zeros(N, dtype=F64), dense(matern(), graph, z, noise))
-    value = normal(N)
-    torch.testing.assert_close(
-        FullScaleNNGP(matern(), graph, z, noise).log_prob(value), exact.log_prob(value), rtol=1e-8, atol=0
-    )
 
 
 def test_without_inducing_points_it_is_the_nearest_neighbor_process(x):
