@@ -1,15 +1,16 @@
 r"""The conditional of float32 data, in float64 for the targets that float32 does not resolve.
 
 Rounding changes the entries of :math:`K_{nn}` and :math:`k_n` by about :math:`10^{-7} k_{xx}`, and with them the mean
-of f(x) by some of its standard deviations where v is as small. So v itself decides: where float32 finds it below
-:data:`RESOLVED` times the variance, or finds no factor, the target is solved again in float64, from the same inputs.
-Much noise of the neighbors needs no separate rule, since v is at least about noise / K; with little noise the means
-are less certain than v, and the product of both decides (:data:`WITH_NOISE`).
+of f(x) by some of its standard deviations where v is as small, or the noise of the neighbors. Conditionals without
+noise, the factor of a prior among them, are computed in float64 from the same inputs. With noise a target is solved
+again in float64 if some neighbor has less than :data:`LITTLE_NOISE`, if float32 finds v below :data:`RESOLVED`, or no
+factor.
 
 :func:`forward` and :func:`backward` are the compiled engine; each is one operation of a tape, with results of the same
 structure whatever the number of such targets. Other code on the CPU has :func:`solved_again`, outside of training.
 
-Cost: as :mod:`pyro_nngp.native.conditional`, and for each target that is solved again three times as much.
+Cost: as :mod:`pyro_nngp.native.conditional`; twice that without noise, and three times for a target that is solved
+again.
 """
 
 import torch
@@ -24,8 +25,8 @@ from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 RESOLVED = 2e-4
 """Smallest variance of f(x), relative to the kernel's, that float32 resolves to a hundredth of a deviation."""
-WITH_NOISE = 2e-9
-"""Smallest product of this variance and a neighbor's least noise and jitter, both relative to the kernel's variance."""
+LITTLE_NOISE = 1e-3
+"""Smallest variance of a neighbor's noise, relative to the kernel's, with which it does so."""
 
 _FEW = 4  # targets, without gradients, that share one pass over lanes: float64 at once takes no longer than float32
 _NUM_AGAIN = 4  # tensors kept for the targets in float64
@@ -39,13 +40,11 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     """
     if problem.x.dtype == torch.float64:
         return compiled.forward(problem, wanted)
-    if wanted is None and not problem.sets and len(problem.x) <= _FEW:
-        w, var, failed, kept = compiled.forward(_in_float64(problem, torch.arange(len(problem.x))))
-        return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, (*kept, *_none_again())
+    if problem.noise is None or (wanted is None and not problem.sets and len(problem.x) <= _FEW):
+        w, var, failed, kept = compiled.forward(_in_float64(problem), wanted)
+        return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, kept
     w, var, failed, kept = compiled.forward(problem, wanted)
-    if _are_resolved(problem, var, failed):
-        return w, var, failed, (*kept, *_none_again())
-    weak = _unresolved(problem, var, failed)
+    weak = failed | _unresolved(problem.variance.detach()[..., None], problem.noise.detach(), var)
     rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
     if not len(rows):
         return w, var, failed, (*kept, *_none_again())
@@ -64,6 +63,9 @@ def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_va
     """The wanted gradients; targets that failed contribute 0."""
     if problem.x.dtype == torch.float64:
         return compiled.backward(problem, kept, grad_w, grad_var, wanted)
+    if problem.noise is None:
+        grads = compiled.backward(_in_float64(problem), kept, grad_w.double(), grad_var.double(), wanted)
+        return Gradients(*(None if grad is None else grad.to(grad_w.dtype) for grad in grads))
     all_rows = compiled.backward(problem, kept[:-_NUM_AGAIN], grad_w, grad_var, wanted)
     rows, *kept_again = kept[-_NUM_AGAIN:]
     if not len(rows):
@@ -96,38 +98,28 @@ def solved_again(
         jitter: relative nugget.
         var: variances of all targets in float32.
     """
-    weak = var < RESOLVED * cov.diag(x)
+    variance = cov.diag(x)
+    if noise is None and cov.batch_shape is not None:
+        weak = torch.ones_like(var, dtype=torch.bool)
+    else:
+        weak = _unresolved(variance, noise, var)
     rows = weak.reshape(-1, len(x)).any(0).nonzero()[:, 0]
     if not len(rows):
         return rows, None
     if cov.batch_shape is None:
         warn(
-            f"nn_conditional: variances of f at {len(rows)} of {len(x)} points are below {RESOLVED:g} of the kernel's, "
-            "which float32 does not resolve. Pass x and y in float64."
+            f"nn_conditional: variances of f at {len(rows)} of {len(x)} points are below {RESOLVED:g} of the kernel's "
+            f"or noise below {LITTLE_NOISE:g}, which float32 does not resolve. Pass x and y in float64."
         )
         return rows, None
     noise = None if noise is None else noise[..., rows, :].double()
     return rows, block_conditional(cov, x[rows].double(), points.double(), neighbors[rows], noise, jitter)
 
 
-def _are_resolved(problem: Problem, var: Tensor, failed: Tensor) -> bool:
-    """A quick test of the usual case, that all targets are resolved even with the least noise of all."""
-    variance, noise = problem.variance.detach(), problem.noise
-    largest, most = float(variance.max() if problem.sets else variance), RESOLVED
-    if noise is not None:
-        least = float(noise.detach().numpy().min()) / largest + problem.jitter
-        most = max(most, WITH_NOISE / max(least, WITH_NOISE))
-    return bool(var.numpy().min() >= most * largest) and not failed.numpy().any()
-
-
-def _unresolved(problem: Problem, var: Tensor, failed: Tensor) -> Tensor:
-    """Whether each target of each set is to be solved again."""
-    variance, noise = problem.variance.detach(), problem.noise
-    limit = RESOLVED * variance[..., None]
-    if noise is not None:
-        least = noise.detach().amin(-1) + problem.jitter * variance[..., None]
-        limit = (WITH_NOISE * variance[..., None].square() / least).clamp(min=limit)
-    return failed | ~(var >= limit)
+def _unresolved(variance: Tensor, noise: Tensor | None, var: Tensor) -> Tensor:
+    """Whether float32 does not resolve each target: variances of the kernel, of noise (*L, B, K), and of f found."""
+    weak = ~(var >= RESOLVED * variance)
+    return weak if noise is None else weak | (noise.amin(-1) < LITTLE_NOISE * variance)
 
 
 def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -142,8 +134,8 @@ def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) ->
 _PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from the targets on
 
 
-def _in_float64(problem: Problem, rows: Tensor) -> Problem:
-    """The problem of some of the targets, with the same numbers in float64."""
+def _in_float64(problem: Problem, rows: Tensor | slice = slice(None)) -> Problem:
+    """The problem of some of the targets, or of all, with the same numbers in float64."""
     noise, smoothness, points, neighbors = problem.noise, problem.smoothness, problem.points, problem.neighbors[rows]
     if neighbors.numel() < len(points):
         points = points[neighbors.clamp(min=0).flatten()]
