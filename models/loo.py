@@ -70,7 +70,7 @@ from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.augmented import Augmented
 from pyro_nngp.models.base.draws import Draw, drawn_values
 from pyro_nngp.models.base.information import Information, of_leave_one_out
-from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
+from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.program import Program, latents_first
 from pyro_nngp.models.base.response import ResponseMethod
 from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
@@ -193,7 +193,7 @@ class LOO(ResponseMethod):
         self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
         self.q = None if self.likelihood.is_gaussian else self._build_q()
         if num_neighbors is None:
-            choose_neighbors(self, most_for_f=MOST_NEIGHBORS if self.q is None else 0)
+            self._choose_neighbors()
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
@@ -330,9 +330,9 @@ class LOO(ResponseMethod):
         posterior = self.posterior(self.bound())
         return -self.score(rows) - float(posterior.leave_one_out(posterior.others(rows, None)).sum()) / len(rows)
 
-    def information(self) -> Information | str:
+    def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters of Gaussian data: Godambe's sandwich."""
-        return super().information() if self.q is not None else of_leave_one_out(self)
+        return super()._information() if self.q is not None else of_leave_one_out(self)
 
     # Data.
 

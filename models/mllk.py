@@ -112,7 +112,7 @@ class MLLk(ResponseMethod):
         """The guide of the hyperparameters; nothing else is latent."""
         Program.guide(self, idx)
 
-    def information(self) -> Information | str:
+    def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters: Godambe's sandwich for the densities of blocks."""
         return of_blocks(self)
 

@@ -33,13 +33,7 @@ from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.information import Information, of_conditionals
 from pyro_nngp.models.base.low_rank import with_posterior, with_prior
 from pyro_nngp.models.base.method import Method
-from pyro_nngp.models.base.neighbor_choice import (
-    MOST_EXACT,
-    MOST_NEIGHBORS,
-    USUAL_NEIGHBORS,
-    choose_neighbors,
-    first_neighbors,
-)
+from pyro_nngp.models.base.neighbor_choice import MOST_EXACT, first_neighbors
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
@@ -111,11 +105,10 @@ class Vecchia(ResponseMethod):
         if inducing is not None and not (isinstance(inducing, int) and inducing == 0):
             self._take_inducing(inducing_points("Vecchia", x, inducing, seed))
         self._start(solves_coefficients=True)
-        exact = len(x) <= MOST_EXACT and not self._has_inducing
-        k = first_neighbors("Vecchia", num_neighbors, x, MOST_EXACT if exact else USUAL_NEIGHBORS)
+        k = first_neighbors("Vecchia", num_neighbors, x, self._usual_neighbors(len(x)))
         self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self.neighbor_metric())
-        if num_neighbors is None and not exact:
-            choose_neighbors(self, most_for_f=MOST_NEIGHBORS)
+        if num_neighbors is None:
+            self._choose_neighbors()
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
@@ -160,7 +153,7 @@ class Vecchia(ResponseMethod):
             bound = with_posterior(self, bound)
         return super().posterior(bound, draw, part)
 
-    def information(self) -> Information | str:
+    def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters, from the information of the conditional densities."""
         if self._has_inducing:
             return "no interval with inducing points"
@@ -194,6 +187,10 @@ class Vecchia(ResponseMethod):
     @property
     def _maps_draws(self) -> bool:
         return not self._has_inducing and super()._maps_draws
+
+    def _usual_neighbors(self, num_rows: int) -> int:
+        is_exact = num_rows <= MOST_EXACT and not self._has_inducing
+        return MOST_EXACT if is_exact else super()._usual_neighbors(num_rows)
 
     def _distribute(self, data: ShardedData, choose: bool) -> None:
         if self._has_inducing:

@@ -342,18 +342,18 @@ class VNNGP(Method):
         """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
         return coefficient_nodes(self)
 
-    def information(self) -> Information | str:
+    def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.
 
         For Gaussian data from the information of the conditional densities of the response, as of ``Vecchia``; both are
         approximations of the same evidence. For other data from differences of the gradient of the evidence
         (:attr:`profile`), at most of 10,000 rows, for two thirds of the time of a fit.
         """
-        if not (self.rows.is_whole and self.can_solve) or not isinstance(self.q, ObservedGaussian):
-            return super().information()
+        if not self.can_solve or not isinstance(self.q, ObservedGaussian):
+            return super()._information()
         if self.likelihood.is_gaussian:
             return of_conditionals(self)
-        return of_evidence(self) if self.num_data <= MOST_ROWS and self.profile.applies else super().information()
+        return of_evidence(self) if self.num_data <= MOST_ROWS and self.profile.applies else super()._information()
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""

@@ -47,7 +47,7 @@ class Intervals:
         self._shift = math.sqrt(2) * float(torch.erfinv(torch.tensor(probability).double()))
         self._reason, self._scales, self._centers, self._errors, self._trend = "", {}, {}, None, None
         try:
-            found = method.information() if method.rows.is_whole else "no interval on several processes"
+            found = method.information()
         except NotPositiveDefiniteError:
             found = "no interval: the covariance of the data is singular in double precision"
         if isinstance(found, Information):

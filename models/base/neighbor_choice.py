@@ -52,6 +52,8 @@ def choose_neighbors(method: Any, most: int = MOST_NEIGHBORS, most_for_f: int = 
         most_for_f: the largest K for the sake of f alone.
     """
     rows = method.rows.num_rows
+    if method.graph.num_neighbors >= rows - 1:
+        return  # the exact process, which is cheap
     rules = training(min(most, _TABLE // rows), min(most_for_f, math.isqrt(_CHEAP // rows)))
     enough = method.posterior(method.bound()).worthwhile_neighbors(rules)
     if enough != method.graph.num_neighbors:

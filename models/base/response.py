@@ -100,12 +100,20 @@ class ResponseMethod(Method):
 
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
-        first = USUAL_NEIGHBORS if choose else self.graph.num_neighbors
+        first = self._usual_neighbors(data.num_rows) if choose else self.graph.num_neighbors
         return kind(data, min(first, data.num_rows - 1), self.neighbor_metric())
 
     def _distributed(self, choose: bool) -> None:
         if choose:
-            choose_neighbors(self, most_for_f=MOST_NEIGHBORS)
+            self._choose_neighbors()
+
+    def _usual_neighbors(self, num_rows: int) -> int:
+        """K where none is given, before the data choose it."""
+        return USUAL_NEIGHBORS
+
+    def _choose_neighbors(self) -> None:
+        """Choose K where none is given, for y, and for f where neighbors are noisy observations."""
+        choose_neighbors(self, most_for_f=MOST_NEIGHBORS if self.likelihood.is_gaussian else 0)
 
 
 def check_gaussian(method: Method) -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poiss
 N = 200
 FEW = {"num_neighbors": 8}
 CASES = {  # functions are called for the arguments
-    "vecchia": (Vecchia, Gaussian, {"num_neighbors": 32}),  # one process without it has the exact process
+    "vecchia": (Vecchia, Gaussian, {}),  # the exact process
     "vecchia with a trend": (Vecchia, Gaussian, FEW | {"mean": lambda: LinearMean(2)}),
     "vecchia, weights and offset": (Vecchia, Gaussian, FEW),
     "loo": (LOO, Gaussian, {}),
