@@ -453,6 +453,13 @@ def test_priors_of_ones_own():
         assert bool(((z > 0) & (z < 1)).all())
 
 
+def test_inputs_that_the_prior_of_z_does_not_fit_warn():
+    x, y = waves(N)
+    with pytest.warns(UserWarning, match=r"prior of the inducing inputs has units of one.*Standardize x"):
+        BSGP(100 * x, y, kernel(True), Gaussian(0.2), inducing=M)
+    BSGP(100 * x, y, kernel(True), Gaussian(0.2), inducing=M, inducing_prior=None)
+
+
 def test_mean_field_svi_runs_on_the_same_model():
     x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
