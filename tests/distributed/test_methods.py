@@ -34,6 +34,16 @@ def test_numbers_of_neighbors_that_are_not_given_are_chosen_after_the_rows_are_d
     assert chosen == [True, False]  # on the sample that it is built on first
 
 
+def test_the_state_of_training_is_restored():
+    gp = with_trend()
+    before, state = gp.log_prob(), gp.training_state()
+    fit(gp, 3, progress=False)
+    gp.refresh_neighbors()
+    assert gp.log_prob() != before
+    gp.load_training_state(state)
+    torch.testing.assert_close(gp.log_prob(), before, rtol=1e-12, atol=0)
+
+
 def killed(path, rank, step):
     def kill(now, loss):
         if now == step and torch.distributed.get_rank() == rank:
@@ -90,6 +100,7 @@ def test_what_is_not_there_on_several_processes():
     for name, call in {
         "extend": lambda: gp.extend(x, y),
         "condition_on": lambda: gp.condition_on(x, y),
+        "subset": lambda: gp.subset(torch.arange(5)),
         "save": lambda: gp.save("model.safetensors"),
         "to_arviz": lambda: to_arviz(gp),
     }.items():
