@@ -14,7 +14,7 @@ import pyro_nngp as nngp
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.inference.svi.cubature import CubatureELBO
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models.base import Fantasies
 from pyro_nngp.variational.natural_gradient import gaussian_sites
@@ -187,6 +187,17 @@ def test_counts_train_on_a_bound_that_integrates_over_coefficients():
         table = gp.summary()
         assert table.filter(like="lengthscale", axis=0)[["lower", "upper"]].notna().all(axis=None)
     assert ends[0] > ends[1] - 0.1
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli, NegativeBinomial, StudentT])
+def test_auxiliary_variables_alternate_with_steps_that_integrate_over_coefficients(likelihood):
+    torch.manual_seed(2)
+    data = likelihood()((f - 4) / 2).sample()
+    gp = nngp.LOO(x, data, Matern32(2, active_dims=[0, 1]), likelihood(), num_neighbors=10, mean=trend())
+    assert nngp.fit(gp, progress=False).optimizer == "lbfgs"
+    variance = PyroSample(dist.LogNormal(torch.tensor(0.0).double(), 1.0))
+    other = nngp.LOO(x, data, Matern32(2, variance, active_dims=[0, 1]), likelihood(), num_neighbors=10, mean=trend())
+    assert not other.can_alternate
 
 
 @pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO, nngp.MLLk])
