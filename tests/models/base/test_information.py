@@ -9,6 +9,7 @@ import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models.base.information import of_blocks, of_conditionals, of_evidence, of_leave_one_out
+from pyro_nngp.variational import MeanField, SparseCholesky
 
 N = 40
 START = tensor(1.0, 0.3, 0.5, 0.1).log()
@@ -145,3 +146,9 @@ def test_counts_have_the_curvature_of_their_evidence():
             hessian[i, j] = (evidence(a + b) - evidence(a - b) - evidence(b - a) + evidence(-a - b)) / (4 * step**2)
     torch.testing.assert_close(torch.linalg.inv(found.cov), -hessian, rtol=0.05, atol=0.02)
     assert gp.kernel.variance.item() == pytest.approx(1.0)  # as before
+
+
+@pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(3)])
+def test_without_pseudo_observations_there_is_none(guide):
+    gp = build(nngp.VNNGP, uniform(N, seed=1), normal(N), 5, guide=guide)
+    assert gp.information() == "no interval: VNNGP has none for this likelihood and guide"
