@@ -55,7 +55,7 @@ from pyro_nngp._checks import check_choice, check_inputs, check_int, check_rows,
 from pyro_nngp._tape import operation
 from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.hyperparameters.priors import modules_with_priors
+from pyro_nngp.hyperparameters.priors import has_unsolved_priors
 from pyro_nngp.hyperparameters.values import as_sites, as_values, plain
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import (
@@ -74,7 +74,7 @@ from pyro_nngp.models.base.information import Information, of_leave_one_out
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.program import Program, latents_first
 from pyro_nngp.models.base.response import ResponseMethod
-from pyro_nngp.models.base.trend import can_solve_mean, coefficient_nodes, solve_mean, solved_mean
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.rows import Part, at
 from pyro_nngp.variational import Conjugate, LocalConjugate, LocalLogNormal, LogNormal
@@ -303,14 +303,10 @@ class LOO(ResponseMethod):
         """The parameters that :meth:`solve` sets."""
         return solved_mean(self) if self.q is None else list(self.q.parameters())
 
-    def coefficient_nodes(self) -> dict[str, Tensor]:
-        return coefficient_nodes(self)
-
     @property
     def can_alternate(self) -> bool:
         """Whether steps and :meth:`solve` can alternate: only q(omega) and solved coefficients are latent."""
-        solved = all(getattr(module, "has_posterior", False) for module in modules_with_priors(self))
-        return self.q is not None and solved
+        return self.q is not None and not has_unsolved_priors(self)
 
     @torch.no_grad()
     def score(self, rows: Int[Tensor, " B"]) -> float:

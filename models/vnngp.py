@@ -51,7 +51,6 @@ from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighb
 from pyro_nngp.models.base.profile import Profile
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
-from pyro_nngp.models.base.trend import coefficient_nodes
 from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
@@ -337,10 +336,6 @@ class VNNGP(Method):
     def profile(self) -> Profile:
         """The largest bound over all q(u) as a function of the hyperparameters."""
         return Profile(self)
-
-    def coefficient_nodes(self) -> dict[str, Tensor]:
-        """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
-        return coefficient_nodes(self)
 
     def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.

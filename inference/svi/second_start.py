@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pyro_nngp._checks import warn
-from pyro_nngp.hyperparameters.priors import modules_with_priors
+from pyro_nngp.hyperparameters.priors import has_unsolved_priors
 from pyro_nngp.inference.protocols import Bounded, Checked, Refreshable, Solvable, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, some_rows
 from pyro_nngp.inference.svi.residual_check import tails_of
@@ -62,10 +62,8 @@ def kind_of(method: Any) -> str | None:
     y, started = method.y, method.started_hyperparameters
     has_kernel = isinstance(method.kernel, torch.nn.Module) and not isinstance(method.kernel, torch.nn.ModuleList)
     is_one = isinstance(y, torch.Tensor) and y.dim() == 1 and 2 < len(y) <= _ROWS and has_kernel
-    if not is_one or graph_of(method) is None or not method.likelihood.is_gaussian:
+    if not is_one or graph_of(method) is None or has_unsolved_priors(method) or not method.likelihood.is_gaussian:
         return None
-    if any(not getattr(module, "has_posterior", False) for module in modules_with_priors(method)):
-        return None  # other than coefficients that are integrated over
     if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(started):
         return None
     bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]

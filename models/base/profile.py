@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyro_nngp.hyperparameters.priors import modules_with_priors
+from pyro_nngp.hyperparameters.priors import has_unsolved_priors
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import ObservedGaussian
 from pyro_nngp.variational.families import PseudoObservations
@@ -32,8 +32,7 @@ class Profile:
     def applies(self) -> bool:
         """Whether there are pseudo-observations, no priors but of coefficients that are solved for, a sparse factor."""
         gp = self.method
-        has_priors = any(not getattr(module, "has_posterior", False) for module in modules_with_priors(gp))
-        if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or has_priors:
+        if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or has_unsolved_priors(gp):
             return False
         return gp.q.can_profile(gp.posterior(gp.bound()))
 

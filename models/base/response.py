@@ -24,7 +24,7 @@ from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, USUAL_NEIGHBOR
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
-from pyro_nngp.models.base.trend import can_solve_mean, coefficient_nodes, solve_mean, solved_mean
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
 
@@ -52,10 +52,6 @@ class ResponseMethod(Method):
     def _has_posterior(self) -> bool:
         """Whether the coefficients of the mean have a joint posterior."""
         return getattr(self._modules.get("mean"), "has_posterior", False)
-
-    def coefficient_nodes(self) -> dict[str, Tensor]:
-        """Values of the sites of the mean, (n, *event), that average to expectations; empty without solved sites."""
-        return coefficient_nodes(self) if self.likelihood.is_gaussian else {}
 
     @property
     def can_solve(self) -> bool:

@@ -29,7 +29,6 @@ from pyro_nngp._checks import fail
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend, condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.hyperparameters.priors import site_name
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import cholesky, half_solve
 from pyro_nngp.linalg.neighbor_products import combined
@@ -69,14 +68,6 @@ def solve_mean(method: Any) -> None:
         fail(where, "model", expectation, type(mean).__name__, cure)
     posterior = method.posterior(method.bound())
     condition_coefficients(mean, *normal_equations(posterior, None if mean.has_posterior else _POINTS))
-
-
-def coefficient_nodes(method: Any) -> dict[str, Tensor]:
-    """Nodes of the posterior of the coefficients of the mean, by site; empty where they have none."""
-    mean = method._modules.get("mean")
-    if not getattr(mean, "has_posterior", False):
-        return {}
-    return {site_name(method, mean, name): values for name, values in mean.nodes().items()}
 
 
 def normal_equations(
@@ -201,11 +192,4 @@ class _Recomputed(torch.autograd.Function):
         return None, None, *[None] * ctx.count, *found
 
 
-__all__ = [
-    "bound_for_predictions",
-    "can_solve_mean",
-    "coefficient_nodes",
-    "normal_equations",
-    "solve_mean",
-    "solved_mean",
-]
+__all__ = ["bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]

@@ -175,6 +175,11 @@ def sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
                     yield module, attribute
 
 
+def has_unsolved_priors(owner: nn.Module) -> bool:
+    """Whether there are priors other than those of coefficients whose posterior a method solves for."""
+    return not all(map(_has_own_guide, modules_with_priors(owner)))
+
+
 def site_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
     """Name of the site of an attribute.
 
