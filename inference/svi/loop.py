@@ -67,7 +67,7 @@ from pyro_nngp.inference.protocols import (
 from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
-from pyro_nngp.inference.svi.second_start import check_second_start, with_second_start
+from pyro_nngp.inference.svi.second_start import check_second_start, check_signal, with_second_start
 from pyro_nngp.inference.svi.trainer import Trainer
 
 
@@ -216,6 +216,7 @@ def fit(
     trainer, comparison = with_second_start(first, lambda: run(left))
     result = trainer.result()
     check_second_start(comparison)
+    check_signal(method, comparison)
     gain = None if comparison is None else comparison.gain
     return dataclasses.replace(result, seconds=time.perf_counter() - started, second_start=gain)
 

@@ -8,7 +8,8 @@ after a run that ended beyond the data, and half of the variance of the residual
 parameters with the smaller loss over all rows are kept, unless they are exact at most rows and wrong at some
 (:mod:`pyro_nngp.inference.svi.residual_check`): where targets follow from the inputs, as on bike, leave-one-out
 densities grow without bound (NLL 92 after a second run that gained 3,600 nats, -2.1 after the first). Where the two are
-within a nat and one alone takes f for noise, data cannot tell, and a warning says so.
+within a nat and one alone takes f for noise, data cannot tell, and a warning says so; another does where both leave f
+all but constant.
 
 For one output of Gaussian noise with up to 2,000 rows whose lengthscales were not set, trained to convergence.
 
@@ -126,6 +127,23 @@ def with_second_start(trainer: Any, run: Callable[[], Any]) -> tuple[Any, Second
     if isinstance(method, Refreshable):
         method.refresh_neighbors()
     return trainer, comparison
+
+
+@torch.no_grad()
+def check_signal(method: Any, comparison: SecondStart | None) -> None:
+    """Warn if both starts leave f all but constant: its intervals are then those of a constant alone."""
+    if comparison is None or "middle" in comparison.kinds:
+        return
+    bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]
+    share = float(bound.covariance.diag(x).mean() / bound.likelihood.variance.mean())
+    if share < _WEAK:
+        warn(
+            f"fit: expected data that show f among the noise, got a variance of f of {share:.1g} times that of the "
+            "noise, from two starts: predictions of f are the mean function, and their intervals have no room for a "
+            "signal that the noise hides. Where one is expected, set the kernel's variance and lengthscale, sample "
+            "them by NUTS with lognormal_priors(kernel), or collect more rows.",
+            ConvergenceWarning,
+        )
 
 
 def check_second_start(comparison: SecondStart | None) -> None:

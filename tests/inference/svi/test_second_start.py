@@ -11,7 +11,13 @@ from pyro.nn import PyroSample
 
 from pyro_nngp.inference import ConvergenceWarning, fit
 from pyro_nngp.inference.svi.residual_check import Tails
-from pyro_nngp.inference.svi.second_start import SecondStart, check_second_start, kind_of, place_second_start
+from pyro_nngp.inference.svi.second_start import (
+    SecondStart,
+    check_second_start,
+    check_signal,
+    kind_of,
+    place_second_start,
+)
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import LinearMean
@@ -114,6 +120,21 @@ def test_the_second_start_is_in_the_units_of_the_data():
     length = float(small.kernel.lengthscale.detach())
     place_second_start(small, "trend")
     assert float(small.kernel.lengthscale.detach()) == pytest.approx(length / 4)
+
+
+@methods
+def test_data_without_a_signal_are_said_to_show_none(method):
+    x, _ = waves()
+    gp = method(x, torch.randn(120, generator=torch.Generator().manual_seed(2), dtype=torch.float64), Matern52(1))
+    with pytest.warns(ConvergenceWarning, match=r"data that show f among the noise, got a variance of f of .* times"):
+        fit(gp, progress=False)
+    set_values(gp, 0.3, 0.5, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_signal(gp, SecondStart(0.1, ("noise", "trend")))  # there is a signal
+        set_values(gp, 0.3, 1e-4, 0.1)
+        check_signal(gp, SecondStart(0.1, ("noise", "middle")))  # the starts differ
+        check_signal(gp, None)
 
 
 @pytest.mark.parametrize(
