@@ -173,6 +173,7 @@ def test_nodes_have_the_moments_of_the_posterior(num_latents):
     torch.testing.assert_close(torch.cov(nodes.T, correction=0), cov)
 
 
+@pytest.mark.slow
 def test_counts_train_on_a_bound_that_integrates_over_coefficients():
     """Not below where steps of Adam on draws end, less what these leave."""
     torch.manual_seed(2)
@@ -200,7 +201,7 @@ def test_auxiliary_variables_alternate_with_steps_that_integrate_over_coefficien
     assert not other.can_alternate
 
 
-@pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO, nngp.MLLk])
+@pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO, nngp.MLLk, nngp.VNNGP])
 def test_training_needs_no_draws_of_coefficients(method):
     gp = method(x, y, kernel(), num_neighbors=8, mean=trend())
     assert nngp.fit(gp, progress=False).optimizer == "lbfgs"
