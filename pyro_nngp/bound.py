@@ -94,9 +94,9 @@ class Bound:
     def _mean(self, x: Tensor) -> Tensor:
         """Values of the mean function."""
         mean, count = self.mean_function, len(x)
-        if isinstance(mean, ConstantMean | LinearMean) and mean._pyro_samples:
+        if isinstance(mean, ConstantMean | LinearMean) and mean._pyro_samples and not mean._pyro_params:
             values = mean.sets("value").to(x.dtype)[..., None]
-            if "slope" in mean._pyro_samples:
+            if isinstance(mean, LinearMean):
                 slope = mean.sets("slope").to(x.dtype)
                 values = values + (slope.mT if mean.own_shape else slope) @ mean.basis(x)[:, 1:].mT
             return values.expand(*values.shape[:-1], count)

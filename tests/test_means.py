@@ -5,6 +5,7 @@ import pytest
 import torch
 from builders import scalar
 from pyro import poutine
+from pyro.nn import PyroSample
 
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian
@@ -66,6 +67,15 @@ def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
     torch.testing.assert_close(trace.nodes["_RETURN"]["value"], value + (x - x.mean(0)) @ slope)
     with pytest.raises(TypeError, match=r"LinearMean: expected prior to be a Pyro distribution of a number, got 2.0"):
         LinearMean(2, prior=2.0)
+
+
+def test_a_slope_that_is_learned_counts_beside_a_level_with_a_prior():
+    x, mean = torch.rand(20, 2, dtype=torch.float64), LinearMean(2)
+    mean.value = PyroSample(dist.Normal(scalar(0.0), 1.0))
+    gp = Vecchia(x, x[:, 0], mean=mean, num_neighbors=5)
+    gp.mean.slope = torch.tensor([2.0, -1.0], dtype=torch.float64)
+    values = gp.bound().mean(x)
+    torch.testing.assert_close(values - values[0], (x - x[0]) @ gp.mean.slope)
 
 
 @pytest.mark.parametrize(("input_dim", "active"), [(2, None), (1, [1]), (0, None)])
