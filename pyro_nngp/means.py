@@ -227,7 +227,7 @@ class LinearMean(BasisMean):
         periods: Mapping[int, float | Sequence[float]] | None = None,
     ) -> None:
         super().__init__()
-        self.waves = _waves(periods or {})
+        self.waves = _waves({} if periods is None else periods)
         check_int("LinearMean", "input_dim", input_dim, 0 if self.waves else 1, "Pass the number of columns.")
         check_memory("LinearMean", "slopes", input_dim, torch.get_default_dtype(), "Pass the number of columns.")
         if active_dims is not None:

@@ -109,7 +109,7 @@ def test_a_season_and_a_trend_are_forecast():
 
 
 def test_periods_are_positive_numbers_by_column():
-    for wrong in (12, [12]):
+    for wrong in (12, [12], 0, []):
         with pytest.raises(TypeError, match=r"LinearMean: expected periods to be a dictionary, got \w+\. Pass per"):
             LinearMean(1, periods=wrong)
     for wrong in ({0: 0}, {0: [1, -2.0]}, {-1: 3}):
