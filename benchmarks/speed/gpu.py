@@ -6,7 +6,7 @@ It runs the tests marked `gpu`, then measures, each section within its own secon
 same machine, the conditional beside torch, as a part of the peak that a product of matrices reaches and of what memory
 allows, shapes of its tiles, a training step beside GPyTorch's VNNGP (if GPyTorch is installed) at the same K, batch and
 dtype, the graph of 10^7 points, VNNGP and LOO on 10^7 points with a refresh of their neighbors in steps, and five
-methods at settings of their papers on real data (if PYRO_NNGP_DATA names them). After each section it writes OUT.md and
+methods at settings of their papers on real data (if PYRO_NNGP_DATA names them). After each row it writes OUT.md and
 OUT.json, with the device and all versions; sections that are not run again stay. What fails, or has no time left, is a
 row that says so.
 
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -40,8 +41,8 @@ from pyro_nngp.models import BSGP, LOO, NPVI, SWSGP, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph, nearest_predecessors
 from pyro_nngp.variational import MeanField
 
-STEPS = [(1024, 32), (1024, 128), (1024, 256), (8192, 32), (8192, 128), (65536, 32), (8192, 256), (65536, 128)]
-STEPS += [(65536, 256)]
+STEPS = [(1024, 32), (8192, 128), (65536, 32), (1024, 256), (65536, 256), (8192, 32), (1024, 128), (8192, 256)]
+STEPS += [(65536, 128)]
 ROOT = Path(__file__).parents[2]
 SECONDS = {"tests": 150, "plain": 70, "conditional": 60, "tiles": 25, "step": 80, "graph": 20, "large": 100}
 SECONDS["papers"] = 110
@@ -50,19 +51,25 @@ SECONDS["papers"] = 110
 class Section:
     """The rows of a table, and the time that is left for more."""
 
-    def __init__(self, name, seconds, smoke):
-        self.name, self.smoke, self.rows, self.end = name, smoke, [], time.perf_counter() + seconds
+    def __init__(self, name, seconds, smoke, keep):
+        self.name, self.smoke, self.keep, self.rows = name, smoke, keep, []
+        self.end = time.perf_counter() + seconds
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def add(self, row):
+        """Add a row, and keep all so far."""
+        self.rows.append(row)
+        self.keep(self)
 
     def row(self, given, measure):
         """Add what `measure` returns, or why there is nothing."""
         if time.perf_counter() > self.end:
-            self.rows.append(given | {"note": "no time left"})
+            self.add(given | {"note": "no time left"})
             return
         try:
-            self.rows.append(given | measure())
+            self.add(given | measure())
         except Exception as error:
-            self.rows.append(given | {"note": f"{type(error).__name__}: {error}"[:200]})
+            self.add(given | {"note": f"{type(error).__name__}: {error}"[:200]})
             if self.smoke and not isinstance(error, ImportError):
                 raise
         finally:
@@ -105,16 +112,20 @@ def plane(num_points, device, dtype=torch.float32):
 
 
 def tests(section):
-    """The tests marked `gpu`."""
+    """The tests marked `gpu`, in processes side by side where pytest-xdist is installed."""
     if section.smoke or section.device.type == "cpu":
-        section.rows.append({"note": "need a GPU"})
+        section.add({"note": "need a GPU"})
         return
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", *files]
+    side_by_side = ["-n", str(min(12, os.cpu_count()))] if find_spec("xdist") else []
+    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider"]
+    command += [*side_by_side, *files]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS["tests"])
     lines = found.stdout.strip().splitlines()
-    section.rows.append({"exit": found.returncode, "tests": lines[-1] if lines else found.stderr[-200:]})
-    section.rows += [{"exit": found.returncode, "tests": line} for line in lines if line.startswith("FAILED")]
+    section.add({"exit": found.returncode, "tests": lines[-1] if lines else found.stderr[-200:]})
+    for line in lines:
+        if line.startswith("FAILED"):
+            section.add({"exit": found.returncode, "tests": line})
 
 
 def plain(section):
@@ -224,7 +235,7 @@ def engine_row(section, engine, b, k, dtype, learned, most):
 def tiles(section):
     """Other shapes of tiles than the ones in use."""
     if section.device.type == "cpu":
-        section.rows.append({"note": "need a GPU"})
+        section.add({"note": "need a GPU"})
         return
     usual = on_gpu.tiles
     for k, b in ((32, 65536), (64, 16384), (128, 8192), (256, 2048)):
@@ -346,7 +357,7 @@ def papers(section):
     elif "PYRO_NNGP_DATA" in os.environ:
         sets = dict.fromkeys(("elevators", "protein", "keggdirected", "kin40k"))
     else:
-        section.rows.append({"note": "PYRO_NNGP_DATA names no data"})
+        section.add({"note": "PYRO_NNGP_DATA names no data"})
         return
     k = 4 if section.smoke else 256
     near, inducing = {"num_neighbors": k}, {"inducing": 40 if section.smoke else 1024}
@@ -450,21 +461,24 @@ def main():
     if written.exists() and not args.smoke:
         before = json.loads(written.read_text())
         result["sections"] = before["sections"] if before["versions"] == result["versions"] else {}
+
+    def keep(section):
+        found = result["sections"] | {section.name: section.rows}
+        result["sections"] = {name: found[name] for name in SECTIONS if name in found}
+        if not args.smoke:
+            written.write_text(json.dumps(result, indent=1) + "\n")
+            args.out.with_suffix(".md").write_text(markdown(result, command))
+
     for name in args.sections:
-        section = Section(name, SECONDS[name], args.smoke)
+        section = Section(name, SECONDS[name], args.smoke, keep)
         start = time.perf_counter()
         try:
             SECTIONS[name](section)
         except Exception as error:
-            section.rows.append({"note": f"{type(error).__name__}: {error}"[:200]})
+            section.add({"note": f"{type(error).__name__}: {error}"[:200]})
             if args.smoke:
                 raise
-        result["sections"][name] = section.rows
         print(f"{name}: {time.perf_counter() - start:.0f} s, {len(section.rows)} rows", flush=True)
-        if not args.smoke:
-            result["sections"] = {each: result["sections"][each] for each in SECTIONS if each in result["sections"]}
-            written.write_text(json.dumps(result, indent=1) + "\n")
-            args.out.with_suffix(".md").write_text(markdown(result, command))
     print(markdown(result, command))
 
 
