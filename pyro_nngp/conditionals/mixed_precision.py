@@ -7,7 +7,8 @@ again in float64 if some neighbor has less than :data:`LITTLE_NOISE`, if float32
 factor.
 
 :func:`forward` and :func:`backward` are the compiled engine; each is one operation of a tape, with results of the same
-structure whatever the number of such targets. Other code on the CPU has :func:`solved_again`, outside of training.
+structure whatever the number of such targets. Other code takes conditionals without noise in float64, too; with noise
+it has :func:`solved_again`, on the CPU and outside of training.
 
 Cost: as :mod:`pyro_nngp.native.conditional`; twice that without noise, and three times for a target that is solved
 again.
@@ -41,7 +42,7 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     if problem.x.dtype == torch.float64:
         return compiled.forward(problem, wanted)
     if problem.noise is None or (wanted is None and not problem.sets and len(problem.x) <= _FEW):
-        w, var, failed, kept = compiled.forward(_in_float64(problem), wanted)
+        w, var, failed, kept = compiled.forward(in_float64(problem), wanted)
         return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, kept
     w, var, failed, kept = compiled.forward(problem, wanted)
     weak = failed | _unresolved(problem.variance.detach()[..., None], problem.noise.detach(), var)
@@ -49,7 +50,7 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
     if not len(rows):
         return w, var, failed, (*kept, *_none_again())
     failed.copy_(weak)  # the backward pass of all targets leaves these out
-    w_again, var_again, failed_again, _ = compiled.forward(_in_float64(problem, rows))
+    w_again, var_again, failed_again, _ = compiled.forward(in_float64(problem, rows))
     mine = weak[..., rows]
     w[..., rows, :] = torch.where(mine[..., None], w_again.to(w.dtype), w[..., rows, :])
     var[..., rows] = torch.where(mine, var_again.to(w.dtype), var[..., rows])
@@ -64,14 +65,14 @@ def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_va
     if problem.x.dtype == torch.float64:
         return compiled.backward(problem, kept, grad_w, grad_var, wanted)
     if problem.noise is None:
-        grads = compiled.backward(_in_float64(problem), kept, grad_w.double(), grad_var.double(), wanted)
+        grads = compiled.backward(in_float64(problem), kept, grad_w.double(), grad_var.double(), wanted)
         return Gradients(*(None if grad is None else grad.to(grad_w.dtype) for grad in grads))
     all_rows = compiled.backward(problem, kept[:-_NUM_AGAIN], grad_w, grad_var, wanted)
     rows, *kept_again = kept[-_NUM_AGAIN:]
     if not len(rows):
         return all_rows
     grads = grad_w[..., rows, :].double(), grad_var[..., rows].double()
-    again = compiled.backward(_in_float64(problem, rows), tuple(kept_again), *grads, wanted)
+    again = compiled.backward(in_float64(problem, rows), tuple(kept_again), *grads, wanted)
     return Gradients(*(_merged(*pair, rows) for pair in zip(Gradients._fields, all_rows, again, strict=True)))
 
 
@@ -99,10 +100,7 @@ def solved_again(
         var: variances of all targets in float32.
     """
     variance = cov.diag(x)
-    if noise is None and cov.batch_shape is not None:
-        weak = torch.ones_like(var, dtype=torch.bool)
-    else:
-        weak = _unresolved(variance, noise, var)
+    weak = _unresolved(variance, noise, var)
     rows = weak.reshape(-1, len(x)).any(0).nonzero()[:, 0]
     if not len(rows):
         return rows, None
@@ -134,13 +132,10 @@ def _merged(name: str, low: Tensor | None, high: Tensor | None, rows: Tensor) ->
 _PER_TARGET = {"noise": 2, "x": 2, "z": 3}  # dimensions from the targets on
 
 
-def _in_float64(problem: Problem, rows: Tensor | slice = slice(None)) -> Problem:
+def in_float64(problem: Problem, rows: Tensor | slice = slice(None)) -> Problem:
     """The problem of some of the targets, or of all, with the same numbers in float64."""
     noise, smoothness, points, neighbors = problem.noise, problem.smoothness, problem.points, problem.neighbors[rows]
-    if neighbors.numel() < len(points):
-        points = points[neighbors.clamp(min=0).flatten()]
-        own = torch.arange(neighbors.numel(), dtype=neighbors.dtype).view_as(neighbors)
-        neighbors = torch.where(neighbors < 0, neighbors, own)
+    points, neighbors = needed(points, neighbors)
     return problem._replace(
         x=problem.x[rows].double(),
         points=points.double(),
@@ -150,3 +145,11 @@ def _in_float64(problem: Problem, rows: Tensor | slice = slice(None)) -> Problem
         neighbors=neighbors,
         smoothness=None if smoothness is None else smoothness.double(),
     )
+
+
+def needed(points: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
+    """The points that are neighbors, one for each, and the neighbors among them; all points if these are fewer."""
+    if neighbors.numel() >= len(points):
+        return points, neighbors
+    own = torch.arange(neighbors.numel(), dtype=neighbors.dtype, device=neighbors.device).view_as(neighbors)
+    return points[neighbors.clamp(min=0).flatten()], torch.where(neighbors < 0, neighbors, own)

@@ -42,7 +42,7 @@ from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.complete import complete_conditional
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.low_rank import residual_conditional
-from pyro_nngp.conditionals.mixed_precision import solved_again
+from pyro_nngp.conditionals.mixed_precision import needed, solved_again
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER
@@ -173,6 +173,10 @@ def _conditional(
     arguments = x, points, neighbors, noise, jitter
     if cov.whole is not None:
         return residual_conditional(cov.whole, x, points, neighbors, noise, jitter)
+    if noise is None and cov.radial is None and cov.batch_shape is not None and x.dtype == torch.float32:
+        near, own = needed(points, neighbors)
+        w, var = block_conditional(cov, x.double(), near.double(), own, None, jitter)
+        return w.float(), var.float()
     is_compiled = cov.radial is not None and enabled()
     w, var = block_conditional(cov, *arguments) if cov.radial is None else radial_conditional(cov.radial, *arguments)
     if is_compiled or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":

@@ -112,6 +112,14 @@ def test_single_precision(kernel, smoothness, device):
         torch.testing.assert_close(grad, want, rtol=1e-3, atol=1e-3)
 
 
+def test_a_conditional_without_noise_is_computed_in_float64(device, given):
+    problem = single_set(device, dtype=torch.float32)
+    with torch.no_grad():
+        w, var = graph_conditional(Matern52(2).to(device), problem.x, problem.points, problem.neighbors)
+    assert (w.dtype, var.dtype) == (torch.float32, torch.float32)
+    assert given[-1].x.dtype == F64
+
+
 def test_factors_that_are_kept_change_no_bit(device, monkeypatch):
     problem = single_set(device)
     grad_w, grad_v = torch.randn(2, 6, dtype=F64, device=device), torch.randn(2, dtype=F64, device=device)
