@@ -33,6 +33,7 @@ from torch import Tensor
 from pyro_nngp.linalg.nested_dissection import Elimination, Front
 from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
 from pyro_nngp.native import blocks as compiled
+from pyro_nngp.native import enabled, fronts
 
 
 class MultifrontalFactor:
@@ -53,14 +54,16 @@ class MultifrontalFactor:
 
     def __init__(self, plan: Elimination, root: Sequence[Float[Tensor, "F k"]], diagonal: Float[Tensor, " N"]) -> None:
         self._plan, self._home, self._root = plan, diagonal.device, [rows.cpu() for rows in root]
-        root, diagonal = self._root, diagonal.cpu()
-        self._blocks: list[tuple[Tensor, Tensor]] = []  # inverse of L11 L11', and Y'
+        sizes, widths = plan.sizes, plan.widths
+        self._stored = self._root[0].new_empty(int((sizes * (sizes + widths)).sum()))
+        self._blocks = _views(self._stored, sizes.tolist(), widths.tolist())  # inverse of L11 L11', and Y'
+        diagonal = diagonal.cpu()
         left_over: dict[int, Tensor] = {}
         log_dets = []
         workspace = self._workspace()
         for number, front in enumerate(plan.fronts):
             size, matrix = front.size, _square(workspace, len(front.points)).zero_()
-            for rows, families, members in zip(root, front.families, front.members, strict=True):
+            for rows, families, members in zip(self._root, front.families, front.members, strict=True):
                 own = rows[families]
                 _add(matrix, members, own[:, :, None] * own[:, None])
             matrix.diagonal()[:size] += diagonal[front.points[:size]]
@@ -73,20 +76,29 @@ class MultifrontalFactor:
                 )
             below = torch.linalg.solve_triangular(tril, matrix[:size, size:], upper=False)  # L21'
             left_over[number] = torch.addmm(matrix[size:, size:], below.mT, below, alpha=-1)
-            slope = torch.linalg.solve_triangular(tril.mT, below, upper=True)
-            self._blocks.append((torch.cholesky_inverse(tril), slope))
+            inverse, slope = self._blocks[number]
+            torch.cholesky_inverse(tril, out=inverse)
+            slope.copy_(torch.linalg.solve_triangular(tril.mT, below, upper=True))
             log_dets.append(tril.diagonal().log().sum())
         self.log_det = 2 * float(torch.stack(log_dets).sum())
 
     def solve(self, right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """P^-1 right, in about two passes over the factor's entries."""
-        z = right.cpu().reshape(-1, right.shape[-1]).mT[self._plan.order].contiguous()
+        plan = self._plan
+        z = right.cpu().reshape(-1, right.shape[-1]).mT[plan.order].contiguous()
+        if enabled():
+            z = fronts.solve(plan.sizes, plan.widths, plan.borders, self._stored, z)
+        else:
+            self._solve(z)
+        return torch.empty_like(z).index_copy_(0, plan.order, z).mT.reshape(right.shape).to(right.device)
+
+    def _solve(self, z: Float[Tensor, "N L"]) -> None:
+        """Overwrite right-hand sides, in the order of elimination, with solutions."""
         parts = list(zip(self._plan.places, self._blocks, strict=True))
         for (own, border), (_, slope) in parts:
             z.index_add_(0, border, slope.mT @ z[own], alpha=-1)
         for (own, border), (inverse, slope) in reversed(parts):
             z[own] = torch.addmm(inverse @ z[own], slope, z[border], alpha=-1)
-        return torch.empty_like(z).index_copy_(0, self._plan.order, z).mT.reshape(right.shape).to(right.device)
 
     @cached_property
     def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "F k"]]:
@@ -125,6 +137,13 @@ class MultifrontalFactor:
     def _workspace(self) -> Float[Tensor, " w"]:
         """Memory for the largest front: all fronts in one place cost no new pages."""
         return self._root[0].new_empty(max(len(front.points) for front in self._plan.fronts) ** 2)
+
+
+def _views(stored: Float[Tensor, " E"], sizes: list[int], widths: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Matrices (s, s) and (s, b) of each front, one after the other in memory."""
+    lengths = [length for s, b in zip(sizes, widths, strict=True) for length in (s * s, s * b)]
+    parts = iter(stored.split(lengths))
+    return [(next(parts).view(s, s), next(parts).view(s, b)) for s, b in zip(sizes, widths, strict=True)]
 
 
 def _square(workspace: Float[Tensor, " w"], size: int) -> Float[Tensor, "m m"]:

@@ -80,6 +80,21 @@ class Elimination:
         return torch.cat([front.points[: front.size] for front in self.fronts])
 
     @cached_property
+    def sizes(self) -> Int[Tensor, " F"]:
+        """Number of points of each node."""
+        return torch.tensor([front.size for front in self.fronts], dtype=torch.int64)
+
+    @cached_property
+    def widths(self) -> Int[Tensor, " F"]:
+        """Number of points at the border of each node."""
+        return torch.tensor([len(front.points) for front in self.fronts], dtype=torch.int64) - self.sizes
+
+    @cached_property
+    def borders(self) -> Int[Tensor, " b"]:
+        """Places in the order of elimination of the points at all borders, one front after the other."""
+        return torch.cat([border for _, border in self.places])
+
+    @cached_property
     def places(self) -> list[tuple[slice, Int[Tensor, " b"]]]:
         """Places in this order of the points of each node and of its border."""
         place, ends = torch.argsort(self.order), np.cumsum([front.size for front in self.fronts]).tolist()

@@ -1,7 +1,7 @@
 """The compiled part of the package, where the installation could build it.
 
-Conditionals, searches, orderings, substitutions in sparse triangles, blocks of dense fronts, rows of minibatches and
-Polya-Gamma draws.
+Conditionals, searches, orderings, substitutions in sparse triangles, blocks of dense fronts and solutions with them,
+rows of minibatches and Polya-Gamma draws.
 
 It has a plain C interface without torch or Python. It is loaded at its first use and called on the memory of tensors
 and arrays, after the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works, more slowly, with one
@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 
 from pyro_nngp._checks import fail, warn
-from pyro_nngp.native.structures import AdamStep, Arguments, PolyaGammaDraws, Queries, Triangle
+from pyro_nngp.native.structures import AdamStep, Arguments, Fronts, PolyaGammaDraws, Queries, Triangle
 
-FILE = "libnative.so.12"  # the number rises when the interface changes
+FILE = "libnative.so.13"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 FUNCTIONS = {
     "nn_levels": (),
@@ -32,6 +32,8 @@ FUNCTIONS = {
     "nn_search_size": (),
     "nn_farthest_points": (_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER),
     "nn_blocks": (_POINTER, _INTEGER, _POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER),
+    "nn_fronts_solve": (_POINTER,),
+    "nn_fronts_size": (),
     "nn_triangular_solve": (_POINTER, _INTEGER),
     "nn_triangular_size": (),
     "nn_polya_gamma_draw": (_POINTER,),
@@ -44,6 +46,7 @@ SIZES = {
     "nn_conditional_size": Arguments,
     "nn_search_size": Queries,
     "nn_triangular_size": Triangle,
+    "nn_fronts_size": Fronts,
     "nn_polya_gamma_size": PolyaGammaDraws,
     "nn_adam_size": AdamStep,
 }

@@ -31,6 +31,15 @@ class Triangle(ctypes.Structure):
     ]
 
 
+class Fronts(ctypes.Structure):
+    """`struct Fronts` of fronts.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_fronts", "num_points", "num_right")),
+        *((name, _POINTER) for name in ("sizes", "widths", "borders", "blocks", "z")),
+    ]
+
+
 class Queries(ctypes.Structure):
     """`struct Queries` of search.cpp."""
 
