@@ -82,12 +82,12 @@ class Elimination:
     @cached_property
     def sizes(self) -> Int[Tensor, " F"]:
         """Number of points of each node."""
-        return torch.tensor([front.size for front in self.fronts], dtype=torch.int64)
+        return torch.tensor([front.size for front in self.fronts], device="cpu")
 
     @cached_property
     def widths(self) -> Int[Tensor, " F"]:
         """Number of points at the border of each node."""
-        return torch.tensor([len(front.points) for front in self.fronts], dtype=torch.int64) - self.sizes
+        return torch.tensor([len(front.points) for front in self.fronts], device="cpu") - self.sizes
 
     @cached_property
     def borders(self) -> Int[Tensor, " b"]:
