@@ -51,8 +51,8 @@ NAMES = {
     "likelihoods": """
         AsymmetricLaplace Bernoulli Beta BetaBinomial Binomial binomial_splits BinomialSplit Categorical Censored
         Gamma Gaussian GeneralizedPareto HeteroskedasticGaussian Hurdle IntervalCensored InverseGaussian Likelihood
-        log_shares LogNormal Marginal Multinomial NegativeBinomial Ordinal PerOutput Poisson PolyaGammaBound StudentT
-        Tweedie ZeroInflated ZeroTruncated
+        log_shares LogNormal Marginal Multinomial NegativeBinomial Occupancy Ordinal PerOutput Poisson PolyaGammaBound
+        StudentT Tweedie ZeroInflated ZeroTruncated
     """,
     "linalg": """
         add_diagonal cholesky DEFAULT_JITTER factor_inverse factor_log_det factor_solve half_solve in_blocks

@@ -16,6 +16,7 @@ from pyro_nngp.likelihoods.continuous import (
 from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from pyro_nngp.likelihoods.labels import Bernoulli, Categorical, Ordinal
 from pyro_nngp.likelihoods.multinomial import BinomialSplit, binomial_splits, log_shares
+from pyro_nngp.likelihoods.occupancy import Occupancy
 from pyro_nngp.likelihoods.per_output import PerOutput
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 from pyro_nngp.likelihoods.positive import GeneralizedPareto, InverseGaussian, Tweedie
@@ -44,6 +45,7 @@ __all__ = [
     "Marginal",
     "Multinomial",
     "NegativeBinomial",
+    "Occupancy",
     "Ordinal",
     "PerOutput",
     "Poisson",
