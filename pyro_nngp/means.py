@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
@@ -232,16 +233,15 @@ class LinearMean(BasisMean):
         check_memory("LinearMean", "slopes", input_dim, torch.get_default_dtype(), "Pass the number of columns.")
         if active_dims is not None:
             check_sequence("LinearMean", "active_dims", active_dims, "List column numbers.")
-        for column in active_dims or ():
+        columns = active_dims.tolist() if isinstance(active_dims, np.ndarray) else list(active_dims or ())
+        for column in columns:
             check_int("LinearMean", "active_dims", column, cure="List column numbers.")
         if num_latents is not None:
             check_int("LinearMean", "num_latents", num_latents, 1)
             check_memory("LinearMean", "slopes", num_latents * input_dim, torch.get_default_dtype())
-        if active_dims is not None and len(active_dims) != input_dim:
-            fail(
-                "LinearMean", "active_dims", f"of length {input_dim}", len(active_dims), "Make it agree with input_dim."
-            )
-        self.active_dims = list(active_dims or ()) if active_dims is not None or input_dim == 0 else None
+        if active_dims is not None and len(columns) != input_dim:
+            fail("LinearMean", "active_dims", f"of length {input_dim}", len(columns), "Make it agree with input_dim.")
+        self.active_dims = columns if active_dims is not None or input_dim == 0 else None
         num_slopes = input_dim + 2 * len(self.waves)
         self.is_set, self._single, self._given_prior = False, num_latents is None, prior is not None
         self._weak = isinstance(prior, str) and prior == "weak"

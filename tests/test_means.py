@@ -1,5 +1,6 @@
 """Mean functions by themselves."""
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_a_slope_that_is_learned_counts_beside_a_level_with_a_prior():
     torch.testing.assert_close(values - values[0], (x - x[0]) @ gp.mean.slope)
 
 
-@pytest.mark.parametrize(("input_dim", "active"), [(2, None), (1, [1]), (0, None)])
+@pytest.mark.parametrize(("input_dim", "active"), [(2, None), (1, [1]), (2, np.array([0, 1])), (0, None)])
 def test_waves_repeat_after_their_periods(input_dim, active):
     x = torch.rand(30, 2, dtype=torch.float64)
     mean = LinearMean(input_dim, active_dims=active, periods={1: [0.5, 0.2], 0: 3})
@@ -87,7 +88,7 @@ def test_waves_repeat_after_their_periods(input_dim, active):
     for i, (column, period) in enumerate([(1, 0.5), (1, 0.2), (0, 3.0)]):
         angle = 2 * torch.pi * x[:, column] / period
         torch.testing.assert_close(basis[:, own + 2 * i : own + 2 * i + 2], torch.stack([angle.sin(), angle.cos()], 1))
-    torch.testing.assert_close(basis[:, 1:own], x[:, [1, 0]][:, :input_dim] if active else x[:, :input_dim])
+    torch.testing.assert_close(basis[:, 1:own], x[:, range(input_dim) if active is None else active])
 
 
 def test_a_season_and_a_trend_are_forecast():
