@@ -89,6 +89,17 @@ class Alternating(Protocol):
 
 
 @runtime_checkable
+class HoldsOut(Protocol):
+    """A method whose loss goes on falling while its predictions get worse: rows held out of training tell when."""
+
+    def held_out_rows(self, seed: int) -> Tensor:
+        """Rows to hold out; none where there are too few, or they cannot be."""
+
+    def holding_out(self, rows: Tensor) -> AbstractContextManager[Callable[[], float]]:
+        """A context in which these rows do not count; its value scores predictions of them, smaller is better."""
+
+
+@runtime_checkable
 class Smooth(Protocol):
     """A method that knows whether its loss is a smooth function of few hyperparameters, which suits L-BFGS."""
 

@@ -19,7 +19,8 @@ Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; wi
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,8 @@ LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then
 _LEAST, _MOST, _ROWS = 64, 1024, 32  # inducing points where none are given, one for so many rows
 _USUAL_NEIGHBORS = 32
 _EVIDENCE_NEIGHBORS = 32
+_FEWEST_TO_HOLD, _MOST_HELD = 300, 2000  # rows of data that hold a tenth out, and most rows that are held out
+_NO_WEIGHT = 1e-10
 
 
 class SWSGP(Method):
@@ -304,6 +307,56 @@ class SWSGP(Method):
 
     def _nearest(self, x: Float[Tensor, "B D"]) -> Int[Tensor, "B H"]:
         return nearest_inducing(x, self.z, self.num_neighbors, self._searched())
+
+    # Rows that tell when to stop.
+
+    def held_out_rows(self, seed: int) -> Int[Tensor, " R"]:
+        """A tenth of the rows, at most 2,000, at random; none of fewer than 300, or on several processes."""
+        rows = self.rows
+        if rows.y is None or not rows.is_whole or rows.num_rows < _FEWEST_TO_HOLD:
+            return torch.empty(0, dtype=torch.int64, device=self.x.device)
+        order = torch.randperm(rows.num_rows, generator=torch.Generator().manual_seed(seed), device="cpu")
+        return order[: min(rows.num_rows // 10, _MOST_HELD)].to(self.x.device)
+
+    @contextmanager
+    def holding_out(self, rows: Int[Tensor, " R"]) -> Iterator[Callable[[], float]]:
+        """A context in which rows have next to no weight; its value is the mean negative log density of their y.
+
+        A q(u) that is untrained starts from the other rows.
+        """
+        given, untrained = self.weights, self._is_untrained()
+        weights = torch.ones_like(self.x[:, 0]) if given is None else given.clone()
+        weights[rows] *= _NO_WEIGHT
+
+        @torch.no_grad()
+        def score() -> float:
+            posterior, own = self.posterior(self.bound()), self.rows
+            near = self.neighbors(rows)
+            a, var = posterior.given_u(own.inputs(rows), near)
+            loc, spread = _combined(a, self.q.at_sets(near))
+            f = own.mean(posterior.bound, rows) + loc, var + spread
+            return -float(own.likelihood(posterior.bound, rows).marginal(*f).log_prob(own.targets(rows)).mean())
+
+        self.weights = weights
+        try:
+            if untrained:
+                self._start_q()
+            yield score
+        finally:
+            self.weights = given
+
+    @torch.no_grad()
+    def _is_untrained(self) -> bool:
+        """Whether q(u) is where the data put it at the start."""
+        if not isinstance(self.likelihood, Gaussian):
+            return False  # it starts at the same place whatever the data
+        parameters = list(self.q.parameters())
+        kept = [parameter.clone() for parameter in parameters]
+        self._start_q()
+        untrained = all(torch.equal(*pair) for pair in zip(parameters, kept, strict=True))
+        for parameter, value in zip(parameters, kept, strict=True):
+            parameter.copy_(value)
+        return untrained
 
     # What a trained model is compared with.
 

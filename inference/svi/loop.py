@@ -56,6 +56,7 @@ from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.protocols import (
     Checked,
+    HoldsOut,
     Program,
     Refreshable,
     Solvable,
@@ -69,6 +70,8 @@ from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
 from pyro_nngp.inference.svi.second_start import check_second_start, check_signal, with_second_start
 from pyro_nngp.inference.svi.trainer import Trainer
+
+_PATIENCE = 4  # scores of rows that a method holds out, without a better one
 
 
 @memory_errors("fit", "Pass a smaller batch_size, or build the method with a smaller num_neighbors.")
@@ -86,7 +89,7 @@ def fit(
     num_data: int | None = None,
     tolerance: float = 1e-3,
     max_seconds: float | None = None,
-    validation: Validation | None = None,
+    validation: Validation | Literal[False] | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     callback: Callable[[int, float], None] | None = None,
     device: torch.device | str | None = None,
@@ -122,7 +125,9 @@ def fit(
         tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth as much per step
             of "lbfgs", which scales both by N / 2,500 where there are fewer points.
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
-        validation: a score on held-out data, by which the best state is chosen.
+        validation: a score on held-out data, by which the best state is chosen. None holds rows of the method out where
+            its loss does not tell when its predictions are best (``SWSGP``) and nothing else says how long to train:
+            they do not count in training, and the result says how many; False trains on all rows.
         checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run
             equals one that was never stopped, bit for bit; data, rates and seed must equal the file's. With a
             larger `num_steps` than in the file, the run continues, finished or not, at the rates of the longer
@@ -169,7 +174,10 @@ def fit(
         check_callable("fit", "callback", callback, "It is called as callback(step, loss).", 2)
     elbo = _given("elbo", elbo, ELBO)
     schedule = _given("schedule", schedule, Schedule) or Schedule()
-    validation = _given("validation", validation, Validation)
+    held_out = torch.empty(0)
+    if validation is None and num_steps is elbo is None and isinstance(method, HoldsOut):
+        held_out = method.held_out_rows(seed)
+    validation = None if validation is False else _given("validation", validation, Validation)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     if refresh_every and not isinstance(method, Refreshable):
@@ -180,7 +188,7 @@ def fit(
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     solving = can_solve if solve_every is None else solve_every > 0
 
-    def run(max_seconds: float | None) -> Trainer:
+    def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
         trainer = Trainer(
             method,
             num_steps=num_steps,
@@ -211,10 +219,14 @@ def fit(
         return trainer
 
     started = time.perf_counter()
-    first = run(max_seconds)
+    if len(held_out):
+        with cast(HoldsOut, method).holding_out(held_out) as score:
+            first = run(max_seconds, Validation(score, patience=_PATIENCE, at_start=True))
+    else:
+        first = run(max_seconds)
     left = None if max_seconds is None else max(0.0, max_seconds - (time.perf_counter() - started))
     trainer, comparison = with_second_start(first, lambda: run(left))
-    result = trainer.result()
+    result = trainer.result(len(held_out))
     check_second_start(comparison)
     check_signal(method, comparison)
     gain = None if comparison is None else comparison.gain

@@ -56,6 +56,7 @@ class Validation:
         score: called without arguments; smaller is better. A score that is not finite is never the best.
         every: steps between scores; None is 500, or one score per round if the number of steps is not given.
         patience: stop after this many scores without a better one; None never stops early.
+        at_start: whether to score the state before the first step, too, which then may be the best.
 
     Raises:
         ValueError, TypeError: if `score` is not callable, or a count is not an int >= 1.
@@ -64,8 +65,10 @@ class Validation:
     score: Callable[[], float]
     every: int | None = None
     patience: int | None = None
+    at_start: bool = False
 
     def __post_init__(self) -> None:
+        check_flags("Validation", at_start=self.at_start)
         if not callable(self.score):
             cure = "Pass a function that returns a score; smaller is better."
             fail("Validation", "score", "to be callable", type(self.score).__name__, cure, TypeError)

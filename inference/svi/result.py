@@ -28,6 +28,7 @@ class FitResult:
             (see `replay` of :func:`~pyro_nngp.inference.fit`); None if none did.
         second_start: log likelihood, in nats, that a second start ended above the first, or below it; the better one
             is kept. Minus infinity for a second one that is wrong at some rows; None if there was one start.
+        held_out: number of rows that did not count in training and scored it: the best state by them is kept.
     """
 
     losses: Tensor
@@ -42,6 +43,7 @@ class FitResult:
     num_neighbors: int | None = None
     replayed_from: int | None = None
     second_start: float | None = None
+    held_out: int = 0
 
     @property
     def interrupted(self) -> bool:
@@ -71,4 +73,6 @@ class FitResult:
         kept = (
             "" if gain is None else f", {'second' if gain > 0 else 'first'} of two starts, {abs(gain):.2g} nats better"
         )
-        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}{replay}{kept}, {self.seconds:.1f} s)"
+        best = f", best of {len(self.scores)} scores of {self.held_out} rows held out" if self.held_out else ""
+        counts += f"{solves}{replay}{kept}{best}"
+        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}, {self.seconds:.1f} s)"

@@ -153,7 +153,7 @@ class Trainer:
         self.interrupted = False  # by Ctrl-C
 
     def resume(self) -> None:
-        """Resume from the checkpoint, if there is one; otherwise solve once."""
+        """Resume from the checkpoint, if there is one; otherwise solve and score once, where that is asked for."""
         if self.store is not None and self.store.exists():
             self._load()
             self.ended = self.converged or self._out_of_patience()
@@ -165,6 +165,8 @@ class Trainer:
             self.objective = self.state.objective(_PROBE)
             if math.isfinite(self.objective):
                 self.plateau.best, self.best_parameters = self.objective, self.state.parameters()
+        if self.validation is not None and self.validation.at_start:
+            self._validate(True)
 
     def train(
         self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
@@ -233,9 +235,10 @@ class Trainer:
         if self.profiling or (self.solving and (moved or self.solved_at != self.state.step)):
             self._solve()
 
-    def result(self) -> FitResult:
-        """The result; warns if the run did not converge."""
+    def result(self, held_out: int = 0) -> FitResult:
+        """The result, with a number of rows that fit held out by itself; warns if the run did not converge."""
         state = self.state
+        self.converged = self.converged or (held_out > 0 and self._out_of_patience())
         ended_by = "Ctrl-C" if self.interrupted else None
         if self.ended and not (self.converged or self.interrupted):
             ended_by = "early stopping" if self._out_of_patience() else "the time limit"
@@ -256,7 +259,8 @@ class Trainer:
         losses = torch.tensor(state.losses)
         graph = graph_of(self.method)
         counts = self.refreshes, self.solves, None if graph is None else graph.num_neighbors, state.replayed_from
-        result = FitResult(losses, self.scores, seconds, converged, ended_by, self.optimizer, rows, *counts)
+        facts = losses, self.scores, seconds, converged, ended_by, self.optimizer, rows, *counts
+        result = FitResult(*facts, held_out=held_out)
         if not interrupted:
             check_leak(self.method)
             check_neighbors(self.method)
