@@ -12,6 +12,8 @@ Differs from the paper: equation 3 lacks a transpose; neighbors follow the learn
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
 added, so that many inducing points cost too little: q(u) follows single data, the learned noise is too small, with an
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
+Since the loss goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training and
+keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the paper chooses its epochs.
 For labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function
 (docs/intervals.md); predictions from other than Gaussian data warn of that.
 
