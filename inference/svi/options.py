@@ -56,7 +56,8 @@ class Validation:
         score: called without arguments; smaller is better. A score that is not finite is never the best.
         every: steps between scores; None is 500, or one score per round if the number of steps is not given.
         patience: stop after this many scores without a better one; None never stops early.
-        at_start: whether to score the state before the first step, too, which then may be the best.
+        at_start: whether to score the state before the first step, too, which then may be the best; patience starts
+            with the first score after it, since first steps may lead away from a good start to a better end.
 
     Raises:
         ValueError, TypeError: if `score` is not callable, or a count is not an int >= 1.

@@ -368,10 +368,10 @@ class Trainer:
             self.ended = self.ended or self._out_of_patience()
 
     def _out_of_patience(self) -> bool:
-        """Whether as many validations as the patience have followed the best one."""
+        """Whether as many validations as the patience have followed the best one after the first step."""
         if self.validation is None or self.validation.patience is None:
             return False
-        scores = [s if math.isfinite(s) else math.inf for _, s in self.scores]
+        scores = [s if math.isfinite(s) else math.inf for step, s in self.scores if step]
         return bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= self.validation.patience
 
     def _solve_period(self) -> int:

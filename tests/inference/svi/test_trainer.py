@@ -306,6 +306,14 @@ def test_patience_counts_from_the_best_score_that_is_finite():
         assert [s for _, s in result.scores][1:] == scores[1:6]
 
 
+def test_a_score_at_the_start_may_be_the_best_and_costs_no_patience():
+    given, states, gp = iter([1.0, 9.0, 8.0, 7.0, 7.5, 7.6, 0.0]), [], vecchia()
+    validation = Validation(lambda: states.append(values(gp)) or next(given), every=1, patience=2, at_start=True)
+    result = fit(gp, 7, validation=validation, batch_size=50, refresh_every=0, progress=False)
+    assert result.scores == [(0, 1.0), (1, 9.0), (2, 8.0), (3, 7.0), (4, 7.5), (5, 7.6)]
+    assert_same(values(gp), states[0])
+
+
 def test_validation_comes_once_per_round():
     count = []
     result = fit(vecchia(), validation=Validation(lambda: count.append(1) or float(len(count))), progress=False)
