@@ -14,7 +14,7 @@ added, so that many inducing points cost too little: q(u) follows single data, t
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
 Since the loss goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training and
 keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the paper chooses its epochs.
-For labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function
+For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the function
 (docs/intervals.md); predictions from other than Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
@@ -367,7 +367,7 @@ class SWSGP(Method):
         if self.likelihood is not None and not self.likelihood.is_gaussian:
             warn(
                 f"SWSGP: intervals of f from {type(self.likelihood).__name__} data are too narrow: 95 % ones may cover "
-                "half of it, since the bound averages local divergences. Take SVGP or VNNGP for them."
+                "two thirds of it, since the bound averages local divergences. Take SVGP or VNNGP for them."
             )
 
     @torch.no_grad()

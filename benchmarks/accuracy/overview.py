@@ -10,8 +10,8 @@ Methods here are plain calls, `fit(Method(x, y))`. Beside them:
   the squared residual of five folds, and the standard deviation is scaled so that residuals have unit variance in five
   folds; the density is normal. Counts: Poisson loss and density. Labels: its probabilities.
 
-A run that takes more than --limit processor seconds is stopped, and a row says so. Rows are appended to a CSV file; one that is
-there is not run again.
+A run that takes more than --limit processor seconds is stopped, and a row says so. Rows are appended to a CSV file;
+one that is there is not run again.
 
 Usage: python benchmarks/accuracy/overview.py [--sets elevators pol] [--methods Vecchia "GPBoost, Vecchia"]
            [--seconds 25] [--limit 120] [--csv benchmarks/results/overview.csv] [--out benchmarks/results/overview.md]
