@@ -12,9 +12,9 @@ Differs from the paper: equation 3 lacks a transpose; neighbors follow the learn
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
 added, so that many inducing points cost too little: q(u) follows single data, the learned noise is too small, with an
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
-Since the loss goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training and
-keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the paper chooses its epochs.
-For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the function
+Since the loss then goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training
+where M is larger than by default, and keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the
+paper chooses its epochs. For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the function
 (docs/intervals.md); predictions from other than Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
@@ -154,7 +154,7 @@ class SWSGP(Method):
     ) -> None:
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        z = inducing_points("SWSGP", x, inducing, seed, min(_MOST, max(_LEAST, len(x) // _ROWS)))
+        z = inducing_points("SWSGP", x, inducing, seed, _usual_inducing(len(x)))
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         guide = MeanField() if guide is None else guide
@@ -313,9 +313,13 @@ class SWSGP(Method):
     # Rows that tell when to stop.
 
     def held_out_rows(self, seed: int) -> Int[Tensor, " R"]:
-        """A tenth of the rows, at most 2,000, at random; none of fewer than 300, or on several processes."""
+        """A tenth of the rows, at most 2,000, at random, where there are more inducing points than by default.
+
+        None of fewer than 300 rows, or on several processes.
+        """
         rows = self.rows
-        if rows.y is None or not rows.is_whole or rows.num_rows < _FEWEST_TO_HOLD:
+        suits = rows.is_whole and rows.num_rows >= _FEWEST_TO_HOLD and len(self.z) > _usual_inducing(rows.num_rows)
+        if rows.y is None or not suits:
             return torch.empty(0, dtype=torch.int64, device=self.x.device)
         order = torch.randperm(rows.num_rows, generator=torch.Generator().manual_seed(seed), device="cpu")
         return order[: min(rows.num_rows // 10, _MOST_HELD)].to(self.x.device)
@@ -482,6 +486,11 @@ class NearestInducing(Posterior):
         average = self.rows.total(total).view(m, -1)
         unseen = average.diagonal() == 0
         return average + torch.diag(unseen.to(average))
+
+
+def _usual_inducing(num_rows: int) -> int:
+    """M where none is given: with more of them q(u) follows single data."""
+    return min(_MOST, max(_LEAST, num_rows // _ROWS))
 
 
 def _combined(a: Float[Tensor, "... B H"], q: Distribution) -> tuple[Tensor, Tensor]:

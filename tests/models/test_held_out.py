@@ -68,7 +68,8 @@ def test_all_rows_count_where_steps_or_a_score_are_given_or_rows_are_few():
     with pytest.warns(UserWarning, match="the time limit"):
         assert not fit(sparse(), validation=False, max_seconds=0.1, progress=False).held_out
     x, y, _ = surface(Gaussian, 200)
-    assert not len(SWSGP(x, y, Matern52(2), inducing=20).held_out_rows(0))
+    assert not len(SWSGP(x, y, Matern52(2), inducing=100).held_out_rows(0))
+    assert not len(SWSGP(sparse().x, sparse().y, Matern52(2)).held_out_rows(0))  # the usual number of inducing points
     with pytest.raises(TypeError, match="fit: expected validation to be a Validation"):
         fit(sparse(), validation=True, progress=False)
 
@@ -91,7 +92,7 @@ def test_a_run_that_is_cut_resumes(tmp_path, trained):
 def test_weights_of_labels_come_back():
     x, y, _ = surface(Gaussian, N)
     weights = torch.rand(N, dtype=F64) + 0.5
-    gp = SWSGP(x, (y > 0).to(F64), Matern52(2), Bernoulli(), inducing=40, num_neighbors=10, weights=weights)
+    gp = SWSGP(x, (y > 0).to(F64), Matern52(2), Bernoulli(), inducing=70, num_neighbors=10, weights=weights)
     with pytest.warns(UserWarning, match="the time limit"):
         assert fit(gp, progress=False, max_seconds=0.5).held_out == HELD
     assert torch.equal(gp.weights, weights)
