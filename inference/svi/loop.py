@@ -127,8 +127,7 @@ def fit(
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
         validation: a score on held-out data, by which the best state is chosen. None holds rows of the method out where
             its loss does not tell when its predictions are best (``SWSGP`` with many inducing points) and nothing else
-            says how long to train:
-            they do not count in training, and the result says how many; False trains on all rows.
+            says how long to train: they do not count in training, and the result says how many. False trains on all.
         checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run
             equals one that was never stopped, bit for bit; data, rates and seed must equal the file's. With a
             larger `num_steps` than in the file, the run continues, finished or not, at the rates of the longer
