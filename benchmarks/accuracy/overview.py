@@ -40,8 +40,7 @@ from pyro_nngp.inference import fit
 from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, Vecchia
 
 MOST, K, INDUCING, BATCH = 3000, 32, 512, 1024
-SETS = {name: TASKS[name] for name in ("elevators", "pol", "bike, 15 columns", "kin40k", "protein, RMSD")}
-SETS |= {name: TASKS[name] for name in ("california_housing", "house prices", "banana", "spambase")}
+SETS = {name: TASKS[name] for name in ("elevators", "pol", "kin40k", "california_housing", "house prices", "banana")}
 SETS["bei_trees"] = Task("bei_trees", "counts")
 FIELDS = ("data", "method", "nll", "rmse", "coverage", "error", "seconds", "num_train", "note", "commit")
 REAL = ("real",)
@@ -215,7 +214,7 @@ def table(rows):
 
 
 def draw(rows, path):
-    """A panel for each set: NLL against seconds."""
+    """A panel for each set: NLL against seconds; what is far behind is above the panel."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,9 +234,18 @@ def draw(rows, path):
         steps = [(float(row["seconds"]), float(row["nll"])) for row in ends]
         axis.step(*zip(*steps, strict=True), "k-", lw=0.6, where="post")
         spread = values[len(values) // 2] - values[0]
-        axis.set(xscale="log", title=name, ylim=(values[0] - 0.1 * spread - 0.01, values[0] + 4 * spread + 0.05))
+        axis.set(
+            xscale="log",
+            xlim=(0.7, 150),
+            title=name,
+            ylim=(values[0] - 0.1 * spread - 0.01, values[0] + 4 * spread + 0.05),
+        )
+        axis.set_xticks([1, 10, 100], ["1", "10", "100"])
+        axis.set_xticks([], minor=True)
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
     handles = {label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
     figure.supxlabel("processor seconds", fontsize=9)
     figure.supylabel("test NLL, nats per row", fontsize=9)
     figure.savefig(path)
