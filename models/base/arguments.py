@@ -121,7 +121,9 @@ def check_by_row(
         fail(where, "weights", "> 0", float(weights.min()), "Leave rows of weight 0 out.")
     if likelihood is not None and likelihood.takes_trials != (trials is not None):
         expectation = f"of each row for {type(likelihood).__name__}()" if trials is None else "None for this likelihood"
-        cure = "Pass trials=n, or Binomial(n) for one number of all rows."
+        counts = getattr(likelihood, "counts", likelihood)
+        cure = f"Pass trials=n, or {type(counts).__name__}(n) for one number of all rows."
+        cure = cure if trials is None else "Leave them out, or take Binomial()."
         fail(where, "trials", expectation, "None" if trials is None else type(likelihood).__name__, cure)
     if trials is not None and not bool(((trials >= 1) & (trials == trials.round())).all()):
         fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")

@@ -52,5 +52,7 @@ def test_bad_arguments():
         Occupancy(1)
     with pytest.raises(ValueError, match=r"Occupancy: expected detection .* got 1.2"):
         Occupancy(3, 1.2)
+    with pytest.raises(ValueError, match=r"Pass trials=n, or Occupancy\(n\) for one number of all rows"):
+        VNNGP(X, torch.zeros(len(X), dtype=F64), Matern32(2), Occupancy(), num_neighbors=8)
     with pytest.raises(ValueError, match=r"Pass the number of visits with a detection"):
         VNNGP(X, torch.full((len(X),), 4.0, dtype=F64), Matern32(2), Occupancy(3), num_neighbors=8)
