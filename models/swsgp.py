@@ -336,12 +336,12 @@ class SWSGP(Method):
 
         @torch.no_grad()
         def score() -> float:
-            posterior, own = self.posterior(self.bound()), self.rows
-            near = self.neighbors(rows)
-            a, var = posterior.given_u(own.inputs(rows), near)
+            posterior, own, at = self.posterior(self.bound()), self.rows, rows.to(self.x.device)  # fit may move it
+            near = self.neighbors(at)
+            a, var = posterior.given_u(own.inputs(at), near)
             loc, spread = _combined(a, self.q.at_sets(near))
-            f = own.mean(posterior.bound, rows) + loc, var + spread
-            return -float(own.likelihood(posterior.bound, rows).marginal(*f).log_prob(own.targets(rows)).mean())
+            f = own.mean(posterior.bound, at) + loc, var + spread
+            return -float(own.likelihood(posterior.bound, at).marginal(*f).log_prob(own.targets(at)).mean())
 
         self.weights = weights
         try:
@@ -349,7 +349,7 @@ class SWSGP(Method):
                 self._start_q()
             yield score
         finally:
-            self.weights = given
+            self.weights = None if given is None else given.to(self.x.device)
 
     @torch.no_grad()
     def _is_untrained(self) -> bool:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from builders import F64, surface
+from oracles.pretended_device import DEVICE, pretended_device
 
 from pyro_nngp.inference import Checkpoint, Validation, fit
 from pyro_nngp.inference.protocols import HoldsOut
@@ -96,3 +97,14 @@ def test_weights_of_labels_come_back():
     with pytest.warns(UserWarning, match="the time limit"):
         assert fit(gp, progress=False, max_seconds=0.5).held_out == HELD
     assert torch.equal(gp.weights, weights)
+
+
+def test_the_method_may_move_while_rows_are_held_out():
+    x, y, _ = surface(Gaussian, N)
+    gp = SWSGP(x, y, Matern52(2), inducing=70, num_neighbors=8, weights=torch.ones(N, dtype=F64))
+    with pretended_device():
+        with gp.holding_out(gp.held_out_rows(0)) as score:
+            here = score()
+            gp.to(DEVICE)
+            assert score() == pytest.approx(here, rel=1e-9)
+        assert gp.weights.device == DEVICE
