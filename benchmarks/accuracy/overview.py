@@ -40,7 +40,8 @@ from pyro_nngp.inference import fit
 from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, Vecchia
 
 MOST, K, INDUCING, BATCH = 3000, 32, 512, 1024
-SETS = {name: TASKS[name] for name in ("elevators", "pol", "kin40k", "california_housing", "house prices", "banana")}
+REGRESSION = ("elevators", "pol", "kin40k", "protein, RMSD", "bike, 15 columns", "california_housing", "house prices")
+SETS = {name: TASKS[name] for name in (*REGRESSION, "banana")}
 SETS["bei_trees"] = Task("bei_trees", "counts")
 FIELDS = ("data", "method", "nll", "rmse", "coverage", "error", "seconds", "num_train", "note", "commit")
 REAL = ("real",)
