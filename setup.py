@@ -22,7 +22,7 @@ class BuildLibrary(build_ext):
     """Builds a plain library, which ctypes loads: under a name that Python does not take for a module's."""
 
     def get_ext_filename(self, ext_name: str) -> str:
-        return str(Path(*ext_name.split("."))) + ".so.13"  # FILE of pyro_nngp/native/__init__.py
+        return str(Path(*ext_name.split("."))) + ".so.14"  # FILE of pyro_nngp/native/__init__.py
 
     def build_extension(self, ext: Extension) -> None:
         try:

@@ -201,7 +201,7 @@ class _Compiled(torch.autograd.Function):
             problem, kept, grad_w.contiguous(), grad_var.contiguous(), ctx.wanted, explained=explained
         )
         *grads, of_smoothness = gradients_of(problem, ctx.needs, raw)
-        bar = grad_var.masked_fill(failed | (var <= problem.jitter * problem.variance), 0.0)
+        bar = grad_var.masked_fill(failed | (var <= problem.jitter * problem.prior_variance), 0.0)
         change = cast(Tensor, raw.left) - bar[:, None] * w
         return (
             *grads,

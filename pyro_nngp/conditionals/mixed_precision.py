@@ -45,7 +45,7 @@ def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Ten
         w, var, failed, kept = compiled.forward(in_float64(problem), wanted)
         return w.to(problem.x.dtype), var.to(problem.x.dtype), failed, kept
     w, var, failed, kept = compiled.forward(problem, wanted)
-    weak = failed | _unresolved(problem.variance.detach()[..., None], problem.noise.detach(), var)
+    weak = failed | _unresolved(problem.prior_variance.detach()[..., None], problem.noise.detach(), var)
     rows = (weak.any(0) if problem.sets else weak).nonzero()[:, 0]
     if not len(rows):
         return w, var, failed, (*kept, *_none_again())

@@ -11,7 +11,7 @@ so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al
 
 where :math:`\bar K_{nn}` denotes its symmetric part, the only part that a symmetric matrix passes on. The backward
 pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
-factorization. For one stationary kernel, kernel, factor and gradient are computed in one pass
+factorization. For stationary kernels, sums and products of them, kernel, factor and gradient are computed in one pass
 (:mod:`pyro_nngp.conditionals.stationary_kernel`); any other covariance function is evaluated in blocks that autograd
 differentiates.
 
@@ -23,8 +23,8 @@ A kernel may have S sets of hyperparameters, as batch dimensions: compiled code 
 gathers the points once.
 
 Targets of float32 data that float32 does not resolve are solved in float64
-(:mod:`pyro_nngp.conditionals.mixed_precision`): on CPUs, with one stationary kernel always, with others where no
-gradients are recorded.
+(:mod:`pyro_nngp.conditionals.mixed_precision`): on CPUs, with kernels that have compiled code always, with others
+where no gradients are recorded.
 
 Cost: O(S B K^3) time; O(S B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
 Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.

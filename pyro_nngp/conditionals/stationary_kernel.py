@@ -1,4 +1,4 @@
-r"""The nearest-neighbor conditional of one stationary kernel in one pass: kernel, factor, solves and gradient.
+r"""The nearest-neighbor conditional of stationary kernels in one pass: kernel, factor, solves and gradient.
 
 With :math:`s_i = (z_i - x) / \ell`, pairs :math:`q_{ij} = |s_i - s_j|^2`, slopes :math:`k'(q)` and the gradients of
 :mod:`pyro_nngp.conditionals.nearest_neighbor`, symmetric weights :math:`W_{ij} = (\bar K_{ij} + \bar K_{ji})
@@ -12,10 +12,13 @@ kernel costs nothing: scaling it together with the noise leaves w unchanged and 
 
 .. math:: \overline{\log \sigma^2} = \bar v v - \sum_i \bar \delta_i \delta_i .
 
+A sum of products of kernels, :math:`k = \sum_t \prod_{p \in t} k_p(q^{(p)})`, has such weights for each part, with
+:math:`\partial k / \partial k_p = \sum_{t \ni p} \prod_{r \in t \setminus p} k_r` as a further factor.
+
 There are two engines: compiled code if it is available (:mod:`pyro_nngp.native`), and torch operations on chunks of
 targets that stay in cache. The latter keep one matrix per target for the backward pass: the slopes below the diagonal,
 the transposed Cholesky factor above. Second derivatives use the code for general kernels, as do kernels of any
-smoothness where there is no compiled code.
+smoothness, and of several parts, where there is no compiled code.
 
 Cost: O(B K^3) time; O(B K^2) memory for gradients in torch, O(B K) in compiled code.
 Symbols: as in :mod:`pyro_nngp.conditionals.nearest_neighbor`; s scaled neighbors relative to the target.
@@ -41,7 +44,8 @@ from pyro_nngp.conditionals.general_kernel import (
 )
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.kernels.radial import Radial, block, broadcast_columns, broadcast_numbers, squared_distance
+from pyro_nngp.kernels.combination import block
+from pyro_nngp.kernels.radial import Radial, broadcast_columns, broadcast_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
@@ -56,17 +60,22 @@ def radial_conditional(
     Raises:
         NotPositiveDefiniteError: as in :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional`.
     """
-    x, points = kernel.columns(x), kernel.columns(points)
+    inputs, x = x, kernel.columns(x)
+    if x is not inputs:  # map the points that serve, not all
+        points, neighbors = mixed_precision.needed(points, neighbors)
+    points = kernel.columns(points)
     lengthscale, variance, dim = kernel.lengthscale.to(x), kernel.variance.to(x), x.shape[1]
     smoothness, rest = kernel.smoothness, (neighbors, kernel.profile, jitter)
     smoothness = None if smoothness is None else smoothness.to(x.device)
-    given = [value.shape for value in (variance, smoothness) if value is not None]
+    own = [value.shape[value.dim() - kernel.rank :] for value in (variance, smoothness) if value is not None]
+    given = [value.shape[: value.dim() - kernel.rank] for value in (variance, smoothness) if value is not None]
     given += [lengthscale.shape[:-1], torch.Size() if noise is None else noise.shape[:-2]]
     batch = torch.broadcast_shapes(*given) if any(given) else ()
     if not batch:
         return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, smoothness))
-    lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(batch).reshape(-1)
-    smoothness = None if smoothness is None else smoothness.expand(batch).reshape(-1)
+    lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(*batch, *own[0])
+    variance = variance.reshape(-1, *own[0])
+    smoothness = None if smoothness is None else smoothness.expand(*batch, *own[1]).reshape(-1, *own[1])
     if noise is not None and noise.dim() > 2:
         noise = noise.expand(*batch, *neighbors.shape).reshape(-1, *neighbors.shape)
     w, var = _compute(Problem(x, points, lengthscale, variance, noise, *rest, smoothness))
@@ -79,7 +88,7 @@ def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     if engine is not NATIVE and problem.noise is None and problem.x.dtype == torch.float32:
         w, var = _compute(mixed_precision.in_float64(problem))
         return w.float(), var.float()
-    if engine is TORCH and problem.smoothness is not None:
+    if engine is TORCH and not _in_torch(problem):
         return _general(problem)
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
@@ -98,17 +107,23 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
         return w, var
     noise = None if noise is None else noise[rows]
     rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-    again = _general(rest) if rest.smoothness is not None else apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
+    again = apply(_Fused, TORCH, torch.is_grad_enabled(), *rest) if _in_torch(rest) else _general(rest)
     return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
+
+
+def _in_torch(problem: Problem) -> bool:
+    """Whether the engine of torch operations covers the kernel: one of fixed smoothness."""
+    return problem.smoothness is None and not problem.rank
 
 
 def _general(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances by the code for general kernels."""
     x, points, lengthscale, variance, noise, neighbors, profile, jitter, smoothness = problem
+    own = problem.prior_variance
     cov = Covariance(
         lambda a, b: block(a, b, lengthscale, variance, profile, smoothness),
-        lambda a: broadcast_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
-        batch_shape=variance.shape,
+        lambda a: broadcast_numbers(own, a.dim() - 1).expand(*own.shape, *a.shape[:-1]),
+        batch_shape=own.shape,
     )
     return block_conditional(cov, x, points, neighbors, noise, jitter)
 
@@ -151,7 +166,9 @@ class _Fused(torch.autograd.Function):
         if any(isinstance(dim, int) for dim in (dims.x, dims.points, dims.neighbors)):
             w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
             return (w, var, None, ()), (0, 0, None, ())
-        sets = (info.batch_size, *problem.variance.shape[isinstance(dims.variance, int) :])
+        rank = problem.rank
+        stop = problem.variance.dim() - rank
+        sets = (info.batch_size, *problem.variance.shape[isinstance(dims.variance, int) : stop])
 
         def flat(value: Tensor | None, dim: Any, rank: int) -> Tensor | None:
             if value is None or (not isinstance(dim, int) and value.dim() == rank == 2):
@@ -165,9 +182,9 @@ class _Fused(torch.autograd.Function):
         w, var = _compute(
             problem._replace(
                 lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
-                variance=cast(Tensor, flat(problem.variance, dims.variance, 0)),
+                variance=cast(Tensor, flat(problem.variance, dims.variance, rank)),
                 noise=flat(problem.noise, dims.noise, 2),
-                smoothness=flat(problem.smoothness, dims.smoothness, 0),
+                smoothness=flat(problem.smoothness, dims.smoothness, rank),
             )
         )
         return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
@@ -279,10 +296,10 @@ def _forward(problem: Problem, wanted: Wanted | None) -> tuple[Tensor, Tensor, N
     below, padded = problem.x.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, noise = _chunk(problem, part, padded)
-        cov_nn, slope = problem.profile.function(
+        cov_nn, slope = problem.single.function(
             squared_distance(scaled, scaled), broadcast_numbers(problem.variance, 3)
         )
-        cov_nx = problem.profile.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[0]
+        cov_nx = problem.single.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[0]
         cov_xx = broadcast_numbers(problem.variance, 1).expand(cov_nx.shape[:-1])
         results = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
         w[..., part, :], var[..., part], tril, more, inside[..., part] = results
@@ -297,7 +314,7 @@ def _backward(
     problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_var: Tensor, wanted: Wanted
 ) -> Gradients:
     w, var, inside, extra, packed = kept
-    d, k, scale = problem.x.shape[1], w.shape[-1], broadcast_columns(problem.lengthscale, 3) * problem.profile.stretch
+    d, k, scale = problem.x.shape[1], w.shape[-1], broadcast_columns(problem.scale, 3)
     grad_var = grad_var * inside
     below, padded = w.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     log_lengthscale = torch.zeros_like(problem.lengthscale)
@@ -315,12 +332,12 @@ def _backward(
         log_variance -= (grad_diag * (more if added is None else more + added)).sum((-2, -1))
         pairs = (left[..., None] * weights[..., None, :]).addcmul_(weights[..., None], left[..., None, :])
         near = _pull_pairs(pairs.mul_(packed[..., part, :, :]).mul_(below), scaled)
-        slope = problem.profile.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[1]
+        slope = problem.single.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[1]
         far = -2 * ((left + vw) * slope)[..., None] * scaled
         log_lengthscale -= ((near + far) * scaled).sum((-3, -2))
         if grad_x is not None and grad_z is not None:
             torch.div(near + far, scale, out=grad_z[..., part, :, :])
-            grad_x[..., part, :] = -far.sum(-2) / (broadcast_columns(problem.lengthscale, 2) * problem.profile.stretch)
+            grad_x[..., part, :] = -far.sum(-2) / broadcast_columns(problem.scale, 2)
     return Gradients(log_lengthscale, log_variance, grad_noise if wanted.noise else None, grad_x, grad_z)
 
 
@@ -335,7 +352,7 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     """Scaled neighbors relative to the targets, mask and noise of a chunk."""
     rows = problem.neighbors[part]
     scaled = problem.points[rows.clamp(min=0)] - problem.x[part][:, None]
-    scale = broadcast_columns(problem.lengthscale, 3) * problem.profile.stretch
+    scale = broadcast_columns(problem.scale, 3)
     scaled = scaled / scale if problem.sets else scaled.div_(scale)
     return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[..., part, :]
 

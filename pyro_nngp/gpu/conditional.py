@@ -139,7 +139,7 @@ def constants(problem: Problem) -> dict[str, Any]:
     k = problem.neighbors.shape[1]
     return {
         "D": problem.x.shape[1],
-        "KERNEL": _KERNELS[problem.profile],
+        "KERNEL": _KERNELS[problem.single],
         "TABLE": math.prod(layout(problem.x.dtype).shape[1:]),
         "TERMS": layout(problem.x.dtype).terms,
         "JITTER": problem.jitter,
@@ -170,7 +170,7 @@ def _launch(
         kernel[(programs,)](
             x,
             problem.points.contiguous(),
-            (problem.lengthscale * problem.profile.stretch).contiguous(),
+            problem.scale.contiguous(),
             problem.variance.contiguous(),
             table.contiguous(),
             x if problem.noise is None else problem.noise.contiguous(),

@@ -18,6 +18,7 @@ from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_flags
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
+from pyro_nngp.kernels.combination import added, multiplied
 from pyro_nngp.kernels.covariance import Covariance, covariance_of, joint_batch_shape
 from pyro_nngp.kernels.radial import broadcast_numbers
 
@@ -264,7 +265,8 @@ class Sum(_Pair):
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         batch = joint_batch_shape(cov0, cov1)
-        return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x), None, batch)
+        radial = added(cov0.radial, cov1.radial)
+        return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x), radial, batch)
 
 
 class Product(_Pair):
@@ -274,7 +276,8 @@ class Product(_Pair):
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         batch = joint_batch_shape(cov0, cov1)
-        return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x), None, batch)
+        radial = multiplied(cov0.radial, cov1.radial)
+        return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x), radial, batch)
 
 
 def check_kernel(where: str, arg: str, kernel: Kernel) -> None:

@@ -24,9 +24,10 @@ class Covariance:
     """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
 
     ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
-    is given where the function is one stationary kernel, for code that can do better than evaluate blocks. Where the
-    hyperparameters have batch dimensions, the dimensions of results begin with them; ``batch_shape`` is their
-    shape, None where only an evaluation shows it. ``whole`` is given where the function is that of a residual.
+    is given where the function is a stationary kernel or a sum of products of such, for code that can do better than
+    evaluate blocks. Where the hyperparameters have batch dimensions, the dimensions of results begin with them;
+    ``batch_shape`` is their shape, None where only an evaluation shows it. ``whole`` is given where the function is
+    that of a residual.
     """
 
     block: KernelLike
@@ -65,8 +66,9 @@ class Covariance:
         if parts is not None:
             scale = parts.lengthscale
             scale = of_part(scale, min(1, scale.dim()))
-            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, 0)
-            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0), smoothness=smoothness)
+            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, parts.rank)
+            variance = of_part(parts.variance, parts.rank)
+            parts = parts._replace(lengthscale=scale, variance=variance, smoothness=smoothness)
         batch = (*self.batch_shape[:stop], *ones)
         return Covariance(
             lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)

@@ -14,7 +14,7 @@ from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel
 from pyro_nngp.kernels.covariance import Covariance
-from pyro_nngp.kernels.radial import broadcast_columns, broadcast_numbers, map_centered
+from pyro_nngp.kernels.radial import CONSTANT, WAVE, Radial, broadcast_columns, broadcast_numbers, map_centered
 
 _PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite
 
@@ -43,7 +43,11 @@ class Constant(Kernel):
             shape = (*torch.broadcast_shapes(x.shape[:-2], z.shape[:-2]), x.shape[-2], z.shape[-2])
             return broadcast_numbers(variance.to(x), len(shape)).expand(*variance.shape, *shape)
 
-        return Covariance(block, lambda x: self._variances(x, variance), None, variance.shape)
+        def no_column(x: Tensor) -> Tensor:
+            return torch.zeros_like(self._columns(x)[..., :1])
+
+        radial = Radial(CONSTANT, variance.new_ones(()), variance, no_column, 1)
+        return Covariance(block, lambda x: self._variances(x, variance), radial, variance.shape)
 
 
 class Linear(Kernel):
@@ -114,7 +118,14 @@ class Cosine(Kernel):
             x, z = map_centered(wind, *self._column_pair(x, z))
             return broadcast_numbers(values["variance"].to(x), rank) * (x @ z.mT)
 
-        return Covariance(block, lambda x: self._variances(x, values["variance"].expand(batch)), None, batch)
+        def circle(x: Tensor) -> Tensor:
+            angle = 2 * math.pi * (self._columns(x).double() / period.to(x.device)).sum(-1, keepdim=True)
+            return torch.cat([angle.cos(), angle.sin()], -1).to(x)
+
+        period, variance, radial = values["period"], values["variance"], None
+        if period.dim() <= (self.input_dim > 1):  # no batch of them: all sets share the circle
+            radial = Radial(WAVE, period.new_ones(()), variance, circle, 2)
+        return Covariance(block, lambda x: self._variances(x, variance.expand(batch)), radial, batch)
 
 
 class ArcCosine(Kernel):

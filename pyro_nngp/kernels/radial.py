@@ -9,11 +9,14 @@ A second derivative (Laplace approximations, Hessians) recomputes q, k and the s
 
 Reference: Rasmussen and Williams (2006), section 4.2.1, for the covariance functions.
 Cost: O(n m D) per block, of which only O(n m) is kept; no (n, m, D) array is ever made.
-Symbols: q squared scaled distance, s = sqrt(q), v variance, k block, W weights of the gradient.
+Symbols: q squared scaled distance, s = sqrt(q), v variance, k block, W weights of the gradient, S batch of
+hyperparameters; F parts of a combination (:mod:`pyro_nngp.kernels.combination`), T of which have a smoothness.
 """
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -36,29 +39,56 @@ class Profile(NamedTuple):
     correlation: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-class Radial(NamedTuple):
-    """The parts of one stationary kernel whose hyperparameters have been read; batch dimensions lead."""
+class Combination(NamedTuple):
+    """A sum of products of F parts, each with columns of its own."""
 
-    profile: Profile
+    profiles: tuple[Profile, ...]
+    dims: tuple[int, ...]
+    """Number of columns of each part, which lie side by side."""
+    terms: tuple[tuple[int, ...], ...]
+    """The parts of each product."""
+
+    def of_values(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum of products of values of the parts."""
+        products = [functools.reduce(operator.mul, [values[part] for part in term]) for term in self.terms]
+        return functools.reduce(operator.add, products)
+
+
+class Radial(NamedTuple):
+    """A stationary kernel, or a combination of F such, whose hyperparameters have been read; batch dimensions lead."""
+
+    profile: Profile | Combination
     lengthscale: Tensor
-    """A scalar, or the columns last: (D,), (*S, D) or (*S, 1)."""
+    """A scalar, or the columns last: (D,), (*S, D) or (*S, 1). Of a combination, all columns of all parts."""
     variance: Tensor
-    """Shape (*S,)."""
+    """Shape (*S,), of a combination (*S, F)."""
     columns: Callable[[Tensor], Tensor]
     """The columns of an input that the kernel acts on."""
+    dim: int
+    """Number D of these columns."""
     smoothness: Tensor | None = None
-    """Shape (*S,); only of the Matérn profile of any smoothness."""
+    """Shape (*S,), of a combination (*S, T) for its T Matérn profiles of any smoothness; None without such."""
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of a variance that are not batch dimensions."""
+        return int(isinstance(self.profile, Combination))
+
+    @property
+    def single(self) -> Profile:
+        """The profile of one stationary kernel."""
+        return cast(Profile, self.profile)
 
     def scaled_squares(self, x: Tensor, z: Tensor) -> Tensor:
         """Squared distances (*S, ..., n, m) in units of ``profile.stretch`` lengthscales."""
-        scale, left = self.lengthscale.to(x) * self.profile.stretch, self.columns(x)
+        scale, left = self.lengthscale.to(x) * self.single.stretch, self.columns(x)
         return block(left, left if z is x else self.columns(z), scale, x.new_ones(()), SQUARED_DISTANCE)
 
     def covariance_at(self, q: Tensor, rank: int) -> Tensor:
         """The covariance at squared distances q of points of `rank` dimensions, by plain autograd."""
         variance = broadcast_numbers(self.variance.to(q), rank)
         q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
-        return self.profile.function(q, variance)[0]
+        return self.single.function(q, variance)[0]
 
 
 def block(
@@ -161,6 +191,16 @@ def _wendland(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return fifth * rest * (35 * q + 18 * s + 3) / 3, fifth * (1 + 5 * s) * (-28 / 3)
 
 
+def _constant(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v."""
+    return v.expand_as(q).clone(), torch.zeros_like(q)
+
+
+def _wave(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v (1 - q / 2), the cosine of the angle between points on a circle at distance sqrt(q)."""
+    return v * (1 - q / 2), (v / -2).expand_as(q)
+
+
 def _identity(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k = v q, the squared distance itself for v = 1."""
     return q * v, v.expand_as(q)
@@ -168,6 +208,8 @@ def _identity(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 RBF = Profile(math.sqrt(2), _rbf)
 WENDLAND = Profile(1.0, _wendland)
+CONSTANT = Profile(1.0, _constant)
+WAVE = Profile(1.0, _wave)
 MATERN12 = Profile(1.0, _matern12)
 MATERN32 = Profile(1 / math.sqrt(3), _matern32)
 MATERN52 = Profile(1 / math.sqrt(5), _matern52)

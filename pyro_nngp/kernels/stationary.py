@@ -81,14 +81,14 @@ class Stationary(Kernel):
 
     def columns_of(self, lengthscale: Tensor) -> Tensor:
         """The lengthscale with its columns as last dimension, as :func:`radial.broadcast_columns` takes it."""
-        return lengthscale[..., None] if self.isotropic and lengthscale.dim() else lengthscale
+        return lengthscale[..., None] if self._sizes["lengthscale"] == 1 and lengthscale.dim() else lengthscale
 
     @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
         scale, variance = self.columns_of(values["lengthscale"]), values["variance"]
         smoothness = values.get("smoothness")
-        parts = radial.Radial(self.profile, scale, variance, self._columns, smoothness)
+        parts = radial.Radial(self.profile, scale, variance, self._columns, self.input_dim, smoothness)
         return Covariance(
             lambda x, z: radial.block(*self._column_pair(x, z), scale, variance, self.profile, smoothness),
             lambda x: self._variances(x, parts.variance),
@@ -230,4 +230,12 @@ class Periodic(Stationary):
             variance = radial.broadcast_numbers(values["variance"].to(x), rank)
             return radial.scaled_block(*radial.map_centered(wind, *self._column_pair(x, z)), variance, self.profile)
 
-        return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))
+        def circles(x: Tensor) -> Tensor:
+            angle = 2 * math.pi * self._columns(x).double() / values["period"].to(x.device)
+            return torch.cat([angle.sin(), angle.cos()], -1).to(x)
+
+        batch, parts = self.batch_shape_of(values), None
+        if values["period"].dim() <= (self.input_dim > 1):  # no batch of them: all sets share the circles
+            twice = torch.cat([lengthscale.expand(*lengthscale.shape[:-1], self.input_dim)] * 2, -1)
+            parts = radial.Radial(self.profile, twice, values["variance"], circles, 2 * self.input_dim)
+        return Covariance(block, lambda x: self._variances(x, values["variance"]), parts, batch)

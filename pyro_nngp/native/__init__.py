@@ -17,7 +17,7 @@ from pathlib import Path
 from pyro_nngp._checks import fail, warn
 from pyro_nngp.native.structures import AdamStep, Arguments, Fronts, PolyaGammaDraws, Queries, Triangle
 
-FILE = "libnative.so.13"  # the number rises when the interface changes
+FILE = "libnative.so.14"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 FUNCTIONS = {
     "nn_levels": (),

@@ -1,4 +1,4 @@
-// The nearest-neighbor conditional of stationary kernels and its gradient on CPUs.
+// The nearest-neighbor conditional of stationary kernels, sums and products of them, and its gradient on CPUs.
 //
 // For a target x with neighbors z_1..z_K: w = (K_nn + diag(noise))^-1 k_n and v = k_xx - k_n' w, with the gradient of
 // the docstring of pyro_nngp/conditionals/nearest_neighbor.py. Points are worked on in blocks of as many as a vector
@@ -12,8 +12,9 @@
 //
 // Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
 // started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
-// Symbols: S sets of hyperparameters, T scalar type, V vector of one T per point, R rows and columns of a register tile,
-// K padded to multiples of R.
+// A kernel is a sum of products of parts, each a function of the distance in columns of its own; most have one part.
+// Symbols: S sets of hyperparameters, F parts of the kernel, T scalar type, V vector of one T per point, R rows and
+// columns of a register tile, K padded to multiples of R.
 
 #include <atomic>
 #include <cmath>
@@ -34,17 +35,20 @@ enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 // Mirrored by Arguments in structures.py. Pointers may be null where that is said.
 struct Arguments {
     int64_t num_sets, num_targets, num_neighbors, num_dims, num_points;
-    int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2, 4 by a table
+    int64_t num_parts, num_terms;
     int64_t noise_of_sets;       // whether each set has its own noise
     int64_t num_threads;
-    int64_t by_nu;               // 1 if derivatives by the smoothness nu of a table are wanted, else 0
+    int64_t by_nu;               // number of tables if derivatives by their smoothness nu are wanted, else 0
     double jitter;
+    const int64_t *kernels;      // (F,): numbers of the enumeration Kernel
+    const int64_t *columns;      // (F + 1,): the first column of each part, and D
+    const int64_t *terms;        // (num_terms,): the parts of each product, one bit each
     const void *x;               // (B, D)
     const void *points;          // (N, D)
     const int64_t *neighbors;    // (B, K), rows of points, negative for none
     const void *scale;           // (S, D), lengthscale times the stretch of the kernel
-    const void *variance;        // (S,)
-    const void *table;           // (S, 2, cells, C): correlations and their derivatives by the smoothness, or null
+    const void *variance;        // (S, F)
+    const void *table;           // (S, tables, 2, cells, C): correlations and their derivatives by the smoothness, or null
     const void *noise;           // (S, B, K) or (B, K), or null
     const void *explained;       // (B, K + 1, K + 1) of one set, or null: covariances of neighbors and, last, target to
                                  // subtract; without tangents
@@ -52,19 +56,21 @@ struct Arguments {
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (S, B, K), (S, B): written by the forward pass, read by the backward pass
     void *tangent_w, *tangent_v; // (S, B, P, K), (S, B, P + 1), or both null, P = D + by_nu: derivatives of w and v
-                                 // by log scale, smoothness and, the last of v, log variance; without noise. Written
-                                 // forward, read backward
+                                 // by log scale, smoothness and, the last of v, log variance; without noise, of one
+                                 // part. Written forward, read backward
     const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
     void *grad_noise;            // (S, B, K) or null
     void *left;                  // (B, K) or null: 2 grad_v w - (K_nn + diag(noise))^-1 grad_w, minus the gradient of k_n
     void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
-    double *sums;                // (S, blocks, P + 1) or null: gradients of log scale, smoothness and log variance
+    double *sums;                // (S, blocks, P + F) or null: gradients of log scale, smoothness and log variances
 };
 }
 
 namespace {
 
-enum Kernel { RBF, MATERN12, MATERN32, MATERN52, TABLE };
+enum Kernel { RBF, MATERN12, MATERN32, MATERN52, WENDLAND, CONSTANT, WAVE, TABLE };
+
+constexpr int MAX_PARTS = 8; // as in combination.py
 
 template <class T> struct Real;
 template <> struct Real<float> {
@@ -263,6 +269,26 @@ template <class T> struct Function {
                 if (VALUE) q[e] = where_normal<T>(s, variance * (g + q[e] * T(1.0 / 3) * f));
             }
             break;
+        case WENDLAND:
+            for (int e = 0; e < COUNT; ++e) {
+                const V far = finite<T>(q[e]), s = square_root<T>(far), left = V{} + T(1) - s, rest = left < 0 ? V{} : left;
+                const V squared = rest * rest, fifth = variance * rest * squared * squared;
+                if (SLOPE) slope[e] = T(-28.0 / 3) * fifth * (T(1) + T(5) * s);
+                if (VALUE) q[e] = T(1.0 / 3) * fifth * rest * (T(35) * far + T(18) * s + T(3));
+            }
+            break;
+        case CONSTANT:
+            for (int e = 0; e < COUNT; ++e) {
+                if (SLOPE) slope[e] = V{};
+                if (VALUE) q[e] = V{} + variance;
+            }
+            break;
+        case WAVE:
+            for (int e = 0; e < COUNT; ++e) {
+                if (SLOPE) slope[e] = V{} - T(0.5) * variance;
+                if (VALUE) q[e] = variance * (T(1) - T(0.5) * q[e]);
+            }
+            break;
         default:
             for (int e = 0; e < COUNT; ++e) {
                 V change = {}, nu_change = {};
@@ -285,33 +311,34 @@ constexpr int64_t factor_size(const int64_t rows) { return offset(rows) + rows; 
 template <class T, int BYTES, int R> struct Block {
     using V = typename Lanes<T, BYTES>::V;
     static constexpr int W = Lanes<T, BYTES>::W;
-    static constexpr int64_t PANEL = 12 * R, SLICE = 64;
+    static constexpr int64_t PANEL = 12 * R, SLICE = 64, TABLE_SIZE = 2 * CELLS<T> * Real<T>::coefficients;
 
     const Arguments &arg;
-    const int64_t K, D, P, rows; // P: D + by_nu; rows: K rounded up to a multiple of R
+    const int64_t K, D, P, F, rows; // P: D + by_nu; rows: K rounded up to a multiple of R
     std::vector<char> memory;
     Status status = DONE;
     V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes, *nu_slopes;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
     int64_t base, block; // of the set at hand: number of its first point, and of the block, in all that is written
     const T *scale;      // likewise
-    T variance;
-    Function<T> function; // likewise
+    T variance;          // of the sum of products
+    Function<T> functions[MAX_PARTS];
 
     explicit Block(const Arguments &a)
-        : arg(a), K(a.num_neighbors), D(a.num_dims), P(a.num_dims + a.by_nu), rows(round_up(a.num_neighbors, R)) {
+        : arg(a), K(a.num_neighbors), D(a.num_dims), P(a.num_dims + a.by_nu), F(a.num_parts),
+          rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
         const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
         const int64_t sloped = a.tangent_w && !a.grad_w ? offset(rows) + rows : 0;
         const size_t count =
-            rows * D * (1 + sharing) + (inputs ? (rows + 1) * D : 0) + 6 * rows + own + P + 1 + sloped * (1 + a.by_nu);
+            rows * D * (1 + sharing) + (inputs ? (rows + 1) * D : 0) + 6 * rows + own + P + F + sloped * (1 + a.by_nu);
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
         const auto take = [&next](const int64_t count) { V *part = next; next += count; return part; };
         z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
         near = sharing ? take(rows * D) : z, real = take(rows);
-        solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(P + 1);
+        solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(P + F);
         grad_z = inputs ? take((rows + 1) * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
         nu_slopes = sloped && a.by_nu ? take(sloped) : nullptr;
     }
@@ -355,9 +382,17 @@ template <class T, int BYTES, int R> struct Block {
     INLINE void load(const int64_t set) {
         const int64_t blocks = round_up(arg.num_targets, W) / W;
         base = set * arg.num_targets + first, block = set * blocks + first / W;
-        scale = as<T>(arg.scale) + set * D, variance = as<T>(arg.variance)[set];
-        const int64_t table = set * 2 * CELLS<T> * Real<T>::coefficients;
-        function = {int(arg.kernel), variance, arg.table ? as<T>(arg.table) + table : nullptr};
+        scale = as<T>(arg.scale) + set * D;
+        int64_t tables = 0;
+        for (int64_t f = 0; f < F; ++f) tables += arg.kernels[f] == TABLE;
+        const T *variances = as<T>(arg.variance) + set * F, *table = as<T>(arg.table);
+        if (table) table += set * tables * TABLE_SIZE;
+        for (int64_t f = 0; f < F; ++f) {
+            functions[f] = {int(arg.kernels[f]), variances[f], table};
+            if (arg.kernels[f] == TABLE) table += TABLE_SIZE;
+        }
+        variance = 0;
+        for (int64_t t = 0; t < arg.num_terms; ++t) variance += product(arg.terms[t]);
         if (arg.factors) place(static_cast<V *>(arg.factors) + block * factor_size(rows));
         const T *noise = as<T>(arg.noise), own = variance * (1 + T(arg.jitter));
         if (noise && arg.noise_of_sets) noise += set * arg.num_targets * K;
@@ -376,10 +411,53 @@ template <class T, int BYTES, int R> struct Block {
         for (int64_t k = 0; arg.explained && k < K; ++k) diagonal[k] -= subtracted(k, k) * mask[k];
     }
 
-    // Squared distances of the tile of rows i.. and columns j..
-    INLINE void distances(const int64_t i, const int64_t j, V (&q)[R * R]) const {
+    // The product of the variances of these parts.
+    INLINE T product(const int64_t parts) const {
+        T value = 1;
+        for (int64_t f = 0; f < F; ++f)
+            if (parts >> f & 1) value *= functions[f].variance;
+        return value;
+    }
+
+    // out <- the sum over the terms that contain all these parts, of the products of the values of the others.
+    template <int COUNT> INLINE void combine(const int64_t parts, const V (&value)[MAX_PARTS][COUNT], V (&out)[COUNT]) const {
+        for (int e = 0; e < COUNT; ++e) out[e] = V{};
+        for (int64_t t = 0; t < arg.num_terms; ++t) {
+            if ((arg.terms[t] & parts) != parts) continue;
+            V term[COUNT];
+            for (int e = 0; e < COUNT; ++e) term[e] = V{} + T(1);
+            for (int64_t f = 0; f < F; ++f)
+                if ((arg.terms[t] & ~parts) >> f & 1)
+                    for (int e = 0; e < COUNT; ++e) term[e] *= value[f][e];
+            for (int e = 0; e < COUNT; ++e) out[e] += term[e];
+        }
+    }
+
+    // q[0] <- covariances at the squared distances q[f] of each part f, which are overwritten.
+    template <int COUNT> INLINE void covariance(V (&q)[MAX_PARTS][COUNT]) const {
+        for (int64_t f = 0; f < F; ++f) functions[f].template evaluate<COUNT, true, false, false>(q[f], q[f], q[f]);
+        if (F == 1) return;
+        V sum[COUNT];
+        combine(0, q, sum);
+        for (int e = 0; e < COUNT; ++e) q[0][e] = sum[e];
+    }
+
+    // Squared distances between target and neighbor k, by part.
+    INLINE void to_target(const int64_t k, V (&q)[MAX_PARTS][1]) const {
+        for (int64_t f = 0; f < F; ++f) {
+            q[f][0] = V{};
+            for (int64_t d = arg.columns[f]; d < arg.columns[f + 1]; ++d) q[f][0] += z[k * D + d] * z[k * D + d];
+        }
+    }
+
+    // Squared distances of the tile of rows i.. and columns j.., by part.
+    INLINE void distances(const int64_t i, const int64_t j, V (&q)[MAX_PARTS][R * R]) const {
+        for (int64_t f = 0; f < F; ++f) distances(i, j, arg.columns[f], arg.columns[f + 1], q[f]);
+    }
+
+    INLINE void distances(const int64_t i, const int64_t j, const int64_t from, const int64_t to, V (&q)[R * R]) const {
         V sum[R][R] = {};
-        for (int64_t d = 0; d < D; ++d) {
+        for (int64_t d = from; d < to; ++d) {
             V right[R];
 #pragma GCC unroll 8
             for (int b = 0; b < R; ++b) right[b] = z[(j + b) * D + d];
@@ -433,29 +511,29 @@ template <class T, int BYTES, int R> struct Block {
             }
             for (int64_t i = start; i < rows; i += R)
                 for (int64_t j = start; j < end && j <= i; j += R) {
-                    V q[R * R], tile[R][R] = {};
+                    V q[MAX_PARTS][R * R], tile[R][R] = {};
                     distances(i, j, q);
                     if (SLOPES) {
                         V slope[R * R], nu_slope[R * R];
-                        function.template evaluate<R * R, true, true, NU>(q, slope, nu_slope);
+                        functions[0].template evaluate<R * R, true, true, NU>(q[0], slope, nu_slope);
                         for (int a = 0; a < R; ++a)
                             for (int b = 0; b < R && j + b < i + a; ++b) {
                                 slopes[offset(i + a) + j + b] = slope[a * R + b];
                                 if (NU) nu_slopes[offset(i + a) + j + b] = nu_slope[a * R + b];
                             }
                     } else {
-                        function.template evaluate<R * R, true, false, false>(q, q, q);
+                        covariance(q);
                     }
                     if (arg.explained)
                         for (int a = 0; a < R; ++a)
                             for (int b = 0; b < R && i + a < K && j + b < K; ++b)
-                                q[a * R + b] -= subtracted(i + a, j + b);
+                                q[0][a * R + b] -= subtracted(i + a, j + b);
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
                     for (int a = 0; a < R; ++a)
 #pragma GCC unroll 8
                         for (int b = 0; b < R; ++b)
-                            tile[a][b] += i + a == j + b ? diagonal[i + a] : q[a * R + b] * mask[i + a] * mask[j + b];
+                            tile[a][b] += i + a == j + b ? diagonal[i + a] : q[0][a * R + b] * mask[i + a] * mask[j + b];
                     update(i, j, start, j, tile);
                     if (i == j)
                         factorize_tile(i, tile, bad);
@@ -575,13 +653,16 @@ template <class T, int BYTES, int R> struct Block {
     // k_n in solved[0].
     template <bool SLOPES, bool NU> INLINE void cross() {
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope = {}, nu_slope = {};
-            for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, true, SLOPES, NU>(&q, &slope, &nu_slope);
+            V q[MAX_PARTS][1], slope = {}, nu_slope = {};
+            to_target(k, q);
+            if (SLOPES)
+                functions[0].template evaluate<1, true, true, NU>(q[0], &slope, &nu_slope);
+            else
+                covariance(q);
             if (SLOPES) slopes[offset(rows) + k] = slope;
             if (NU) nu_slopes[offset(rows) + k] = nu_slope;
-            if (arg.explained && k < K) q -= subtracted(k, K);
-            solved[0][k] = q * mask[k];
+            if (arg.explained && k < K) q[0][0] -= subtracted(k, K);
+            solved[0][k] = q[0][0] * mask[k];
         }
     }
 
@@ -713,9 +794,11 @@ template <class T, int BYTES, int R> struct Block {
         solve_lower<1>();
         solve_upper<1>();
         V of_variance = bar * kept; // of its log: less what the same change of the noise would give
+        V of_diagonal = bar;
         for (int64_t k = 0; k < rows; ++k) {
             const V of_noise = (bar * w[k] - a[k]) * w[k];
             left[k] = T(2) * bar * w[k] - a[k];
+            of_diagonal += of_noise;
             of_variance -= of_noise * (diagonal[k] - variance * (1 + T(arg.jitter))) * mask[k];
             if (arg.grad_noise && k < K)
                 for (int l = 0; l < live; ++l) static_cast<T *>(arg.grad_noise)[(base + l) * K + k] = of_noise[l];
@@ -733,82 +816,120 @@ template <class T, int BYTES, int R> struct Block {
             }
         }
         for (int64_t d = 0; d < P; ++d) total[d] = V{};
-        total[P] = of_variance;
-        if (arg.by_nu)
-            pull<true, true>();
-        else if (arg.grad_z)
-            pull<true, false>();
-        else
-            pull<false, false>();
+        if (F > 1) {
+            for (int64_t f = 0; f < F; ++f) {
+                T share = 0; // of the variance, in the terms with this part
+                for (int64_t t = 0; t < arg.num_terms; ++t)
+                    if (arg.terms[t] >> f & 1) share += product(arg.terms[t]);
+                total[P + f] = of_diagonal * (share * (1 + T(arg.jitter)));
+            }
+            pull<true, true, true>();
+        } else {
+            total[P] = of_variance;
+            if (arg.by_nu)
+                pull<true, true, false>();
+            else if (arg.grad_z)
+                pull<true, false, false>();
+            else
+                pull<false, false, false>();
+        }
         if (arg.sums)
-            for (int64_t d = 0; d <= P; ++d) {
+            for (int64_t d = 0; d < P + F; ++d) {
                 double sum = 0;
                 for (int l = 0; l < W; ++l) sum += total[d][l];
-                arg.sums[block * (P + 1) + d] = sum;
+                arg.sums[block * (P + F) + d] = sum;
             }
         if (arg.grad_z) store_inputs();
     }
 
-    // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
-    template <bool INPUTS, bool NU> INLINE void pull() {
+    // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target. MANY: parts.
+    template <bool INPUTS, bool NU, bool MANY> INLINE void pull() {
         const V *of_w = solved[0], *w = solved[1];
-        const bool store = INPUTS && (!NU || arg.grad_z);
+        const bool store = INPUTS && (!(NU || MANY) || arg.grad_z);
         if (store)
             for (int64_t e = 0; e < (rows + 1) * D; ++e) grad_z[e] = V{};
         for (int64_t i = 0; i < rows; i += R)
             for (int64_t j = 0; j <= i; j += R) {
-                V q[R * R], slope[R * R], nu_slope[R * R], weight[R][R];
+                V q[MAX_PARTS][R * R], slope[MAX_PARTS][R * R], nu_slope[MAX_PARTS][R * R], grad[R * R];
                 distances(i, j, q);
-                function.template evaluate<R * R, false, true, NU>(q, slope, nu_slope);
-                V by_nu = {};
+                for (int64_t f = 0; f < F; ++f)
+                    functions[f].template evaluate<R * R, MANY, true, NU>(q[f], slope[f], nu_slope[f]);
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 8
                     for (int b = 0; b < R; ++b) {
-                        const V grad = left[i + a] * w[j + b] - w[i + a] * of_w[j + b];
-                        const bool below = a > b || i != j;
-                        if (NU && below) by_nu += grad * nu_slope[a * R + b];
-                        weight[a][b] = below ? grad * slope[a * R + b] : V{};
+                        const V both = left[i + a] * w[j + b] - w[i + a] * of_w[j + b];
+                        grad[a * R + b] = a > b || i != j ? both : V{};
                     }
-                if (NU) total[D] += by_nu;
-                for (int64_t d = 0; d < D; ++d) {
-                    V right[R], column[R] = {};
-                    V squares = {};
+                int64_t table = D;
+                for (int64_t f = 0; f < F; ++f) {
+                    V weight[R * R];
+                    if (MANY)
+                        of_part(f, q, grad, weight);
+                    else
+                        for (int e = 0; e < R * R; ++e) weight[e] = grad[e];
+                    if (NU && arg.by_nu && functions[f].kernel == TABLE) total[table++] += dot(weight, nu_slope[f]);
+                    for (int e = 0; e < R * R; ++e) weight[e] *= slope[f][e];
+                    for (int64_t d = arg.columns[f]; d < arg.columns[f + 1]; ++d) {
+                        V right[R], column[R] = {};
+                        V squares = {};
 #pragma GCC unroll 8
-                    for (int b = 0; b < R; ++b) right[b] = z[(j + b) * D + d];
+                        for (int b = 0; b < R; ++b) right[b] = z[(j + b) * D + d];
 #pragma GCC unroll 8
-                    for (int a = 0; a < R; ++a) {
-                        const V here = z[(i + a) * D + d];
-                        V row = {};
+                        for (int a = 0; a < R; ++a) {
+                            const V here = z[(i + a) * D + d];
+                            V row = {};
 #pragma GCC unroll 8
-                        for (int b = 0; b < R; ++b) {
-                            const V difference = here - right[b], force = weight[a][b] * difference;
-                            squares += force * difference;
-                            if (store) row += force, column[b] += force;
+                            for (int b = 0; b < R; ++b) {
+                                const V difference = here - right[b], force = weight[a * R + b] * difference;
+                                squares += force * difference;
+                                if (store) row += force, column[b] += force;
+                            }
+                            if (store) grad_z[(i + a) * D + d] += row;
                         }
-                        if (store) grad_z[(i + a) * D + d] += row;
-                    }
-                    if (store)
+                        if (store)
 #pragma GCC unroll 8
-                        for (int b = 0; b < R; ++b) grad_z[(j + b) * D + d] -= column[b];
-                    total[d] += squares;
+                            for (int b = 0; b < R; ++b) grad_z[(j + b) * D + d] -= column[b];
+                        total[d] += squares;
+                    }
                 }
             }
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope = {}, nu_slope = {};
-            for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, false, true, NU>(&q, &slope, &nu_slope);
-            if (NU) total[D] -= left[k] * nu_slope;
-            for (int64_t d = 0; d < D; ++d) {
-                const V force = left[k] * slope * z[k * D + d];
-                total[d] -= force * z[k * D + d];
-                if (store) {
-                    grad_z[k * D + d] -= force;
-                    grad_z[rows * D + d] += force; // the share of the target: the forces between neighbors cancel
+            V q[MAX_PARTS][1], slope[MAX_PARTS][1], nu_slope[MAX_PARTS][1] = {};
+            const V grad[1] = {-left[k]};
+            to_target(k, q);
+            for (int64_t f = 0; f < F; ++f)
+                functions[f].template evaluate<1, MANY, true, NU>(q[f], slope[f], nu_slope[f]);
+            int64_t table = D;
+            for (int64_t f = 0; f < F; ++f) {
+                V weight[1] = {grad[0]};
+                if (MANY) of_part(f, q, grad, weight);
+                if (NU && arg.by_nu && functions[f].kernel == TABLE) total[table++] += weight[0] * nu_slope[f][0];
+                for (int64_t d = arg.columns[f]; d < arg.columns[f + 1]; ++d) {
+                    const V force = weight[0] * slope[f][0] * z[k * D + d];
+                    total[d] += force * z[k * D + d];
+                    if (store) {
+                        grad_z[k * D + d] += force;
+                        grad_z[rows * D + d] -= force; // the share of the target: the forces between neighbors cancel
+                    }
                 }
             }
         }
         for (int64_t d = 0; d < D; ++d) total[d] *= T(-2);
+    }
+
+    // weight <- gradients of the values of part f, of which the gradient of its log variance is the sum.
+    template <int COUNT>
+    INLINE void of_part(const int64_t f, const V (&value)[MAX_PARTS][COUNT], const V (&grad)[COUNT], V (&weight)[COUNT]) {
+        combine(int64_t(1) << f, value, weight);
+        for (int e = 0; e < COUNT; ++e) weight[e] *= grad[e];
+        total[P + f] += dot(weight, value[f]);
+    }
+
+    template <int COUNT> static INLINE V dot(const V (&a)[COUNT], const V (&b)[COUNT]) {
+        V sum = {};
+        for (int e = 0; e < COUNT; ++e) sum += a[e] * b[e];
+        return sum;
     }
 
     INLINE void store_inputs() {

@@ -1,13 +1,17 @@
-"""The compiled nearest-neighbor conditional for CPUs: `conditional.cpp`.
+"""The compiled nearest-neighbor conditional for CPUs, of stationary kernels, sums and products: `conditional.cpp`.
 
 Cost: O(S B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
-AVX-512). Where only gradients by a few scales and the variance are wanted, the forward pass keeps the derivatives by
-them, B (K + 1) (P + 1) values, and the backward pass is a sum of products. For other gradients it keeps B K^2 / 2
-values of Cholesky factors, in memory that later calls get again; beyond 256 MB the backward pass factorizes again.
+AVX-512). Where only gradients by a few scales and the variance of one kernel are wanted, the forward pass keeps the
+derivatives by them, B (K + 1) (P + 1) values, and the backward pass is a sum of products. For other gradients it keeps
+B K^2 / 2 values of Cholesky factors, in memory that later calls get again; beyond 256 MB the backward pass factorizes
+again.
 """
 
 import ctypes
-from typing import NamedTuple
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +21,18 @@ from pyro_nngp._checks import fail
 from pyro_nngp._tape import operation
 from pyro_nngp.kernels.matern_table import layout as table_layout
 from pyro_nngp.kernels.matern_table import tables
-from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF, Profile
+from pyro_nngp.kernels.radial import (
+    CONSTANT,
+    MATERN,
+    MATERN12,
+    MATERN32,
+    MATERN52,
+    RBF,
+    WAVE,
+    WENDLAND,
+    Combination,
+    Profile,
+)
 from pyro_nngp.native import best_level, enabled, loaded
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Arguments
@@ -25,7 +40,7 @@ from pyro_nngp.native.structures import Arguments
 MAX_NEIGHBORS = 1024
 """Beyond it a block of points would take more than 34 MB per thread."""
 
-_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
+_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, WENDLAND: 4, CONSTANT: 5, WAVE: 6, MATERN: 7}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
 KEPT_BYTES = 2**28
 TANGENTS_UP_TO = 8  # columns; the derivatives by more of them take longer than a backward pass that factorizes again
@@ -33,7 +48,7 @@ _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, enough to be worth st
 
 
 class Problem(NamedTuple):
-    """The arguments of a nearest-neighbor conditional with one stationary kernel; tensors first.
+    """The arguments of a nearest-neighbor conditional with a stationary kernel, or a combination of F; tensors first.
 
     S sets of hyperparameters share the points and their neighbors; without that dimension there is one set.
     """
@@ -41,12 +56,12 @@ class Problem(NamedTuple):
     x: Tensor  # (B, D)
     points: Tensor  # (N, D)
     lengthscale: Tensor  # (D,) or (S, D)
-    variance: Tensor  # () or (S,)
+    variance: Tensor  # () or (S,), with F at the end for a combination
     noise: Tensor | None  # (B, K), or (S, B, K) with S sets
     neighbors: Tensor  # (B, K), rows of points, -1 for none
-    profile: Profile
+    profile: Profile | Combination
     jitter: float
-    smoothness: Tensor | None = None  # () or (S,), for profiles with a table
+    smoothness: Tensor | None = None  # () or (S,), for profiles with a table; of T in a combination (T,) or (S, T)
 
     def one(self, i: int) -> "Problem":
         """The problem of one of several sets."""
@@ -56,25 +71,54 @@ class Problem(NamedTuple):
         return self._replace(lengthscale=scale, variance=variance, noise=noise, smoothness=smoothness)
 
     @property
+    def rank(self) -> int:
+        """Number of dimensions of a variance that are not S."""
+        return int(isinstance(self.profile, Combination))
+
+    @property
+    def single(self) -> Profile:
+        """The profile of one stationary kernel."""
+        return cast(Profile, self.profile)
+
+    @property
     def sets(self) -> tuple[int, ...]:
         """(S,), or () for one set."""
-        return tuple(self.variance.shape)
+        return tuple(self.variance.shape[: self.variance.dim() - self.rank])
 
     @property
     def num_sets(self) -> int:
         """S."""
-        return self.variance.numel()
+        return math.prod(self.sets)
+
+    @property
+    def prior_variance(self) -> Tensor:
+        """The variance k(x, x), () or (S,)."""
+        parts = self.profile
+        return parts.of_values(self.variance.unbind(-1)) if isinstance(parts, Combination) else self.variance
+
+    @property
+    def scale(self) -> Tensor:
+        """Lengthscales times the stretch of the profile, as `lengthscale`."""
+        if not isinstance(self.profile, Combination):
+            return self.lengthscale * self.profile.stretch
+        each = zip(self.profile.profiles, self.profile.dims, strict=True)
+        return self.lengthscale * self.lengthscale.new_tensor([p.stretch for p, dim in each for _ in range(dim)])
+
+    @property
+    def num_tables(self) -> int:
+        """Number of parts whose smoothness is a parameter."""
+        return 0 if self.smoothness is None else self.smoothness.shape[-1] if self.rank else 1
 
 
 class Gradients(NamedTuple):
     """Its gradients, with S in front where the problem has it; noise and inputs only if asked for."""
 
     log_lengthscale: Tensor | None  # (D,)
-    log_variance: Tensor | None  # ()
+    log_variance: Tensor | None  # (), or (F,) of a combination
     noise: Tensor | None  # (B, K)
     x: Tensor | None  # (B, D)
     z: Tensor | None  # (B, K, D), of each neighbor of each target
-    smoothness: Tensor | None = None  # ()
+    smoothness: Tensor | None = None  # (), or (T,)
     left: Tensor | None = None  # (B, K), minus that of k_n, where the problem has covariances to subtract
 
 
@@ -91,7 +135,7 @@ def supported(problem: Problem) -> bool:
     """Whether compiled code is available, switched on, and covers this kernel, device, dtype and K."""
     x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
     return (
-        problem.profile in _KERNELS
+        all(profile in _KERNELS for profile in _profiles(problem.profile))
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and problem.points.dtype == x.dtype
@@ -120,9 +164,9 @@ def forward(
     lead, new = (*problem.sets, b), problem.x.new_empty
     w, var, failed = new(*lead, k), new(lead), new(lead, dtype=torch.bool)
     by_smoothness = wanted is not None and wanted.smoothness
-    p = d + by_smoothness
+    p = d + by_smoothness * problem.num_tables
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
-    few = wanted is not None and not wanted.inputs and problem.noise is explained is None
+    few = wanted is not None and not problem.rank and not wanted.inputs and problem.noise is explained is None
     if few and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
         tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
         kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
@@ -152,12 +196,13 @@ def backward(
     sets = problem.sets
     kernel, noise, inputs, smoothness = wanted
     smoothness = smoothness and kernel
-    sums = new(*sets, -(-b // width), d + smoothness + 1, dtype=torch.float64) if kernel else None
+    p = d + smoothness * problem.num_tables
+    sums = new(*sets, -(-b // width), p + _num_parts(problem), dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     left = None if explained is None else new(b, k)
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
     (failed, w, var), more = kept[:3], kept[3:]
-    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == d + smoothness
+    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == p
     tangents = more if serve else (None, None)
     _run(
         problem,
@@ -180,9 +225,10 @@ def backward(
     )
     if sums is None:
         return Gradients(None, None, grad_noise, grad_x, grad_z, left=left)
-    total = sums.sum(-2).to(problem.x.dtype)
-    of_smoothness = total[..., d] if smoothness else None
-    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, of_smoothness, left)
+    scales, of_smoothness, of_variance = sums.sum(-2).to(problem.x.dtype).tensor_split((d, p), -1)
+    if not problem.rank:
+        of_smoothness, of_variance = of_smoothness.sum(-1), of_variance[..., 0]
+    return Gradients(scales, of_variance, grad_noise, grad_x, grad_z, of_smoothness if smoothness else None, left)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -191,10 +237,32 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
         if (rank := getattr(problem, arg).dim()) != 2:
             fail("nn_conditional", arg, "with 2 dimensions", rank, "Give rows of coordinates, or of numbers.")
     (b, d), k = problem.x.shape, problem.neighbors.shape[1]
+    if isinstance(problem.profile, Combination) and d != (columns := sum(problem.profile.dims)):
+        fail("nn_conditional", "x", f"with the {columns} columns of all parts", d, "Give the columns side by side.")
     if not 1 <= k <= MAX_NEIGHBORS or problem.x.dtype not in (torch.float32, torch.float64):
         expectation, actual = f"float32 or float64, K in 1..{MAX_NEIGHBORS}", f"{problem.x.dtype}, {k}"
         fail("nn_conditional", "x, K", expectation, actual, "Ask `supported` first.")
     return b, k, d, len(problem.points)
+
+
+def _profiles(profile: Profile | Combination) -> tuple[Profile, ...]:
+    return profile.profiles if isinstance(profile, Combination) else (profile,)
+
+
+def _num_parts(problem: Problem) -> int:
+    return len(_profiles(problem.profile))
+
+
+@functools.lru_cache(maxsize=64)
+def _form(profile: Profile | Combination, dim: int) -> dict[str, Any]:
+    """Numbers, first columns and terms of the parts, as arrays that stay where they are."""
+    dims, terms = (profile.dims, profile.terms) if isinstance(profile, Combination) else ((dim,), ((0,),))
+    arrays = {
+        "kernels": [_KERNELS[part] for part in _profiles(profile)],
+        "columns": [0, *itertools.accumulate(dims)],
+        "terms": [sum(1 << part for part in term) for term in terms],
+    }
+    return {name: (ctypes.c_int64 * len(values))(*values) for name, values in arrays.items()}
 
 
 def _is_double(problem: Problem) -> bool:
@@ -212,18 +280,20 @@ def _run(
 ) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
-    sets, work = problem.sets, problem.num_sets * b * k * k * (k + 20 * d + 50)
+    sets, parts = problem.sets, _num_parts(problem)
+    work = problem.num_sets * b * k * k * (k + 20 * d + 50 * parts)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
     blocks = -(-b // loaded().nn_conditional_width(level, is_double))
-    p = d + by_smoothness
+    num_tables, form = problem.num_tables, _form(problem.profile, d)
+    p = d + by_smoothness * num_tables
     table = None if problem.smoothness is None else tables(problem.smoothness, dtype)
     layout = {
         "x": ((b, d), dtype),
         "points": ((num_points, d), dtype),
         "neighbors": ((b, k), torch.int64),
         "scale": ((*sets, d), dtype),
-        "variance": (sets, dtype),
-        "table": ((*sets, *table_layout(dtype).shape), dtype),
+        "variance": (problem.variance.shape, dtype),
+        "table": ((*sets, *[num_tables] * problem.rank, *table_layout(dtype).shape), dtype),
         "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
         "explained": ((b, k + 1, k + 1), dtype),
         "failed": ((*sets, b), torch.bool),
@@ -238,13 +308,13 @@ def _run(
         "left": ((b, k), dtype),
         "grad_x": ((*sets, b, d), dtype),
         "grad_z": ((*sets, b, k, d), dtype),
-        "sums": ((*sets, blocks, p + 1), torch.float64),
+        "sums": ((*sets, blocks, p + parts), torch.float64),
     }
     inputs = {
         "x": problem.x,
         "points": problem.points,
         "neighbors": problem.neighbors,
-        "scale": problem.lengthscale * problem.profile.stretch,
+        "scale": problem.scale,
         "variance": problem.variance,
         "table": table,
         "noise": problem.noise,
@@ -265,11 +335,13 @@ def _run(
         num_neighbors=k,
         num_dims=d,
         num_points=num_points,
-        kernel=_KERNELS[problem.profile],
+        num_parts=parts,
+        num_terms=len(form["terms"]),
         noise_of_sets=problem.noise is not None and problem.noise.dim() > 2,
         num_threads=threads,
-        by_nu=by_smoothness,
+        by_nu=by_smoothness * num_tables,
         jitter=problem.jitter,
+        **{name: ctypes.addressof(array) for name, array in form.items()},
         **pointers,
     )
     status = loaded().nn_conditional_run(ctypes.byref(arguments), level, is_double)

@@ -13,8 +13,9 @@ class Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, _INTEGER) for name in ("num_sets", "num_targets", "num_neighbors", "num_dims", "num_points")),
-        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads", "by_nu")),
+        *((name, _INTEGER) for name in ("num_parts", "num_terms", "noise_of_sets", "num_threads", "by_nu")),
         ("jitter", _REAL),
+        *((name, _POINTER) for name in ("kernels", "columns", "terms")),
         *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "table", "noise")),
         *((name, _POINTER) for name in ("explained", "failed")),
         *((name, _POINTER) for name in ("factors", "w", "v", "tangent_w", "tangent_v")),

@@ -10,7 +10,7 @@ from oracles.compiled import LEVELS, needs_library
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals import graph_conditional, nn_conditional
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import RBF, Linear, Matern12, Matern32, Matern52, Periodic, RationalQuadratic
+from pyro_nngp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, Periodic, RationalQuadratic
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.linalg.nuggets import quiet_nuggets
 from pyro_nngp.native import conditional as compiled
@@ -19,6 +19,11 @@ from pyro_nngp.neighbors import NeighborGraph
 F64 = torch.float64
 RADIAL = [RBF, Matern12, Matern32, Matern52]
 OTHERS = [RationalQuadratic, Periodic, lambda d, v, s: Matern32(d, v, s) + Linear(d, v)]
+
+
+def combined(d, v, s):
+    """A sum of products, of which one part acts on one column."""
+    return Matern32(d, v, s) + Constant(d, v) * (RBF(d, lengthscale=s) + Matern12(1, v, active_dims=[0]))
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
@@ -70,19 +75,19 @@ class Case:
         torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", RADIAL + OTHERS)
+@pytest.mark.parametrize("kernel", [*RADIAL, *OTHERS, combined])
 @pytest.mark.parametrize("noise", [None, (), (3,)])
 def test_a_batch_is_a_loop(kernel, noise):
     Case(noise=noise).check(kernel)
 
 
-@pytest.mark.parametrize("kernel", [Matern32, RationalQuadratic])
+@pytest.mark.parametrize("kernel", [Matern32, RationalQuadratic, combined])
 @pytest.mark.parametrize(("batch", "noise"), [((3, 1), (2,)), ((2, 3), (3,)), ((2, 1), (4, 1, 2)), ((), (2,))])
 def test_batch_dimensions_broadcast(kernel, batch, noise):
     Case(batch, noise).check(kernel)
 
 
-@pytest.mark.parametrize("kernel", [Matern52, RationalQuadratic])
+@pytest.mark.parametrize("kernel", [Matern52, RationalQuadratic, combined])
 @pytest.mark.parametrize(("b", "k"), [(1, 1), (2, 1), (40, 13), (5, 40)])
 def test_sizes(kernel, b, k):
     case = Case(b=b, k=k, n=max(14, k + 1))
@@ -91,7 +96,7 @@ def test_sizes(kernel, b, k):
         case.check(kernel)
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(RBF, marks=pytest.mark.slow), RationalQuadratic])
+@pytest.mark.parametrize("kernel", [pytest.param(RBF, marks=pytest.mark.slow), RationalQuadratic, combined])
 def test_gradients_to_second_order(kernel):
     case = Case((2,), (2,), b=2, k=2, n=4)
     case.points[1] = -case.points[0]  # apart: finite differences of coinciding points are rough
@@ -99,7 +104,7 @@ def test_gradients_to_second_order(kernel):
     assert torch.autograd.gradgradcheck(lambda *leaves: case.together(kernel, *leaves), case.leaves(), atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [Matern32, RationalQuadratic])
+@pytest.mark.parametrize("kernel", [Matern32, RationalQuadratic, combined])
 @pytest.mark.parametrize("inner", [(), (2,)])
 @pytest.mark.parametrize(
     "mapped", [("lengthscale",), ("variance", "noise"), ("lengthscale", "variance", "noise"), ("x",)]
@@ -158,6 +163,16 @@ def test_a_set_without_a_value_is_an_error(kernel):
     made.variance = case.variance
     with pytest.raises(NotPositiveDefiniteError, match="input is not positive-definite"):
         graph_conditional(made, case.x, case.points, case.neighbors)
+
+
+def test_one_number_for_one_column_is_a_batch():
+    scales = torch.tensor([0.3, 0.5, 0.9], dtype=F64, requires_grad=True)
+    x, neighbors = torch.rand(6, 1, dtype=F64), torch.tensor([[1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 1]])
+    for made in (Matern32, lambda d, lengthscale: Matern32(d, lengthscale=lengthscale) * Matern52(d)):
+        w, v = graph_conditional(made(1, lengthscale=scales), x, x, neighbors)
+        for i, scale in enumerate(scales):
+            one = graph_conditional(made(1, lengthscale=scale), x, x, neighbors)
+            torch.testing.assert_close((w[i], v[i]), one, rtol=1e-12, atol=1e-12)
 
 
 def test_neighbors_of_each_target():
@@ -242,7 +257,7 @@ def test_gradients_of_general_kernels_within_vmap_are_refused():
     neighbors = NeighborGraph(points, 3).neighbors
 
     def value(scale):
-        kernel = Matern32(2, lengthscale=scale) + RBF(2)
+        kernel = Matern32(2, lengthscale=scale) + RationalQuadratic(2)
         return graph_conditional(kernel, points, points, neighbors)[1].sum()
 
     scales = torch.tensor([0.3, 0.5])

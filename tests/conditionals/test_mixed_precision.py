@@ -7,7 +7,7 @@ from pyro_nngp._tape import Tape
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.mixed_precision import RESOLVED, solved_again
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
-from pyro_nngp.kernels import RBF, Matern, Matern32, Matern52, bind
+from pyro_nngp.kernels import RBF, Linear, Matern, Matern32, Matern52, RationalQuadratic, bind
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import LOO, NPVI, VNNGP, Vecchia
 
@@ -57,7 +57,7 @@ def test_values_and_gradients_are_those_of_float64(kernel, noise, sets):
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-@pytest.mark.parametrize("made", [RBF, lambda d: RBF(d) + Matern52(d), lambda d: RBF(d) * Matern(d)])
+@pytest.mark.parametrize("made", [RBF, lambda d: RBF(d) + Matern52(d), lambda d: RBF(d) * Linear(d)])
 def test_any_code_takes_conditionals_without_noise_in_float64(made, native, monkeypatch):
     """A solver of counts whose prior came in float32 on a GPU did not end: 40,000 solutions in place of 900."""
     monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
@@ -68,8 +68,10 @@ def test_any_code_takes_conditionals_without_noise_in_float64(made, native, monk
         assert w.dtype == var.dtype == dtype
         gradients = torch.autograd.grad(w.square().sum() + var.log().sum(), [*kernel.parameters()])
         found.append([w.detach().double(), var.detach().double(), *(g.double() for g in gradients)])
+    is_compiled = native == "1" and bind(kernel).radial is not None
     for part, (low, high) in enumerate(zip(*found, strict=True)):
-        tolerance = 2e-5 if part < 2 else 0.05  # gradients of covariances, which cancel, are added in float32
+        # In other code gradients of covariances, which cancel, are added in float32.
+        tolerance = 2e-5 if part < 2 else 1e-4 if is_compiled else 0.05
         torch.testing.assert_close(low, high, rtol=tolerance, atol=tolerance * float(high.abs().amax()))
 
 
@@ -95,7 +97,7 @@ def test_a_tape_replays_where_other_targets_are_resolved(recorded, replayed):
 def test_other_code_solves_again_outside_of_training(monkeypatch, native):
     monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
     (x, points, near), kernel = problem(), Matern52(2)
-    kernel = kernel if native == "0" else kernel + RBF(2)
+    kernel = kernel if native == "0" else kernel + RationalQuadratic(2)
     with torch.no_grad():
         kernel.requires_grad_(False)
         low = graph_conditional(kernel, x, points, near, torch.full((len(points),), 1e-6))

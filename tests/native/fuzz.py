@@ -16,6 +16,7 @@ from pyro_nngp import native
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Matern, Matern12, Matern32, Matern52
+from pyro_nngp.kernels.radial import Combination
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.native import blocks, conditional, polya_gamma, rows, search, triangular
 from pyro_nngp.neighbors import NeighborGraph
@@ -97,6 +98,12 @@ class Fuzzer:
         noise = torch.rand(*(sets if self.chance(0.5) else ()), b, k, dtype=dtype) if self.chance(0.5) else None
         variance = torch.full(sets, 1.3, dtype=dtype)
         smoothness = torch.full(sets, 1.4) if kernel is Matern else None
+        if self.chance(0.3):  # both parts take part of the columns, or all of them and none
+            dims = int(self.rng.integers(d + 1))
+            parts = Combination((kernel.profile, RBF.profile), (dims, d - dims), ((0,), (0, 1)))
+            variance = torch.full((*sets, 2), 1.3, dtype=dtype)
+            smoothness = None if smoothness is None else smoothness[..., None]
+            return conditional.Problem(*tensors, variance, noise, neighbors, parts, 1e-3, smoothness)
         return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3, smoothness)
 
     def compiled_conditional(self):

@@ -11,13 +11,25 @@ from pyro_nngp import native
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals import stationary_kernel as radial_conditional
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
-from pyro_nngp.kernels import RBF, Matern, Matern12, Matern32, Matern52, RationalQuadratic
+from pyro_nngp.kernels import (
+    RBF,
+    Constant,
+    Cosine,
+    Matern,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+    Wendland,
+    bind,
+)
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.native import conditional as compiled
 
 F64 = torch.float64
 EVERY = compiled.Wanted()
-KERNELS = [RBF, Matern12, Matern32, Matern52]
+KERNELS = [RBF, Matern12, Matern32, Matern52, Wendland]
 CLOSED = [(kernel, None) for kernel in KERNELS]
 
 
@@ -64,6 +76,46 @@ def test_every_instruction_set_and_size(level, smoothness, k):
     rtol = 1e-8 if smoothness is None else 1e-7
     got += [] if smoothness is None else [found.smoothness]
     torch.testing.assert_close(got, want, rtol=rtol, atol=rtol / 10)
+
+
+COMBINATIONS = {
+    "product": lambda: Matern32(2, active_dims=[0, 1]) * Matern12(1, active_dims=[2]),
+    "sum": lambda: Matern52(3, lengthscale=0.7) + RBF(3, variance=0.5, lengthscale=0.3),
+    "season": lambda: Matern(2, smoothness=0.8, active_dims=[0, 1]) * Periodic(1, period=0.4, active_dims=[2]),
+    "waves": lambda: RBF(3) * Cosine(3, period=0.7) + RBF(3, variance=0.5) * Cosine(3, period=2.0),
+    "nested": lambda: (
+        (Matern(1, smoothness=1.3, active_dims=[0]) + Wendland(2, lengthscale=3.0, active_dims=[1, 2]))
+        * (Matern(2, smoothness=0.7, active_dims=[2, 0]) + Constant(3, variance=0.3))
+        + RBF(3)
+    ),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("k", [1, 12, 50])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_sums_of_products_of_kernels(name, level, k, monkeypatch):
+    monkeypatch.setattr(compiled, "best_level", lambda _: level)
+    kernel, case = COMBINATIONS[name]().double(), Case(Matern32, b=19, k=k, n=150)
+    x, points, noise = (part.clone().requires_grad_() for part in (case.x, case.points, case.noise))
+    leaves = [x, points, noise, *kernel.parameters()]
+
+    def values_and_gradients(kernel):
+        values = graph_conditional(kernel, x, points, case.neighbors, noise, jitter=1e-3)
+        return *values, *torch.autograd.grad(values, leaves, (case.grad_w, case.grad_v))
+
+    want = values_and_gradients(general(kernel))
+    torch.testing.assert_close(values_and_gradients(kernel), want, rtol=1e-7, atol=1e-8)
+
+
+@needs_library
+def test_columns_of_all_parts_are_asked_for():
+    radial = bind(COMBINATIONS["product"]()).radial
+    x, rows = torch.rand(4, 2), torch.zeros(4, 1, dtype=torch.int64)
+    problem = compiled.Problem(x, x, radial.lengthscale, radial.variance, None, rows, radial.profile, 1e-6)
+    with pytest.raises(ValueError, match="expected x with the 3 columns of all parts, got 2"):
+        compiled.forward(problem)
 
 
 @needs_library
@@ -352,7 +404,9 @@ def test_the_switch_and_what_is_not_supported(monkeypatch):
         (Matern52(2), "1", True),
         (Matern52(2), "0", False),
         (RationalQuadratic(2), "1", False),
-        (Matern52(2) + RBF(2), "1", False),
+        (Matern52(2) + RBF(2), "1", True),
+        (Matern52(2) + RationalQuadratic(2), "1", False),
+        (sum((RBF(2) for _ in range(8)), start=RBF(2)), "1", False),  # of nine parts
     ]:
         calls.clear()
         monkeypatch.setenv("PYRO_NNGP_NATIVE", switch)
