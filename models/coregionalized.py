@@ -26,6 +26,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import MOST_LEVERAGE, Trend, normal_moments
+from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.hyperparameters import assign, release, scaled
@@ -266,7 +267,8 @@ class Coregionalized(Posterior):
         weights, tril = self._weights(x, self.rows.x, near, noisy)
         mean = self._mean(self.rows.x[near].flatten(0, 1), near.flatten()).unflatten(0, near.shape)
         residual = (self.rows.y[near] - mean).nan_to_num()  # missing values have no weight
-        loc = self._mean(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0]
+        loc = self._mean(x, own) + (weights @ residual.flatten(1).to(weights)[..., None])[..., 0].to(x)
+        tril = tril.to(x)
         return loc, tril, self._level_root(self._rest(x, near, weights)) if self.bound.trend is not None else None
 
     def _rest(
@@ -307,8 +309,8 @@ class Coregionalized(Posterior):
         weights, tril = self._weights(x_new, torch.cat([x, x_new]), near, noisy=False)
         t, old = tril.shape[-1], (near < n)[..., None]
         residual = (self.rows.y - self._mean(x, slice(None))).nan_to_num()[near.clamp(0, n - 1)] * old
-        noise = torch.randn(len(x_new), t, count, dtype=x_new.dtype, device=x_new.device)
-        values = weights @ residual.flatten(1)[..., None] + tril @ noise
+        noise = torch.randn(len(x_new), t, count, dtype=weights.dtype, device=x_new.device)
+        values = weights @ residual.flatten(1).to(weights)[..., None] + tril @ noise
         # Among the new points, T outputs each, the blocks of weights are one sparse triangle of P T rows.
         rows = torch.where(old, -1, (near - n)[..., None] * t + torch.arange(t, device=near.device)).flatten(1)
         triangle = weights.flatten(0, 1), rows.repeat_interleave(t, 0)
@@ -320,7 +322,7 @@ class Coregionalized(Posterior):
             roots = [part.permute(2, 0, 1).flatten(1) for part in (falls, rises)]
             root = solve_triangular(*triangle, roots[0]) + roots[1]
             values = values + torch.randn(count, len(root)).to(root) @ root
-        return values.unflatten(1, (-1, t)).mT + self._mean(x_new).mT
+        return values.unflatten(1, (-1, t)).mT.to(x_new) + self._mean(x_new).mT
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
         """The rows and the nearest others of each."""
@@ -350,8 +352,11 @@ class Coregionalized(Posterior):
     ) -> tuple[Float[Tensor, "B T KT"], Float[Tensor, "B T T"]]:
         """Weights of the neighbors' outputs, point by point, and the Cholesky factor of the conditional covariance.
 
-        Rows of `points` beyond the data are noise-free; `noisy`: whether the targets are noisy. -1 means no neighbor.
+        In float64 where that is needed. Rows of `points` beyond the data are noise-free; `noisy`: whether the targets
+        are noisy. -1 means no neighbor.
         """
+        if needs_float64(x, self.bound.likelihood.variance, self.bound.covariances):
+            return self._weights(x.double(), points.double(), near, noisy)
 
         def block(part: slice) -> tuple[Tensor, Tensor]:
             return self._block_weights(x[part], points, near[part], noisy)

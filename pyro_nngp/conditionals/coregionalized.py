@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
 
@@ -51,6 +52,9 @@ def latent_conditional(
     Raises:
         NotPositiveDefiniteError: if a covariance stays indefinite with a relative nugget of 1e-2.
     """
+    if needs_float64(x, noise, kernels):
+        weights, cov = latent_conditional(kernels, x.double(), near.double(), rows.double(), noise.double(), jitter)
+        return weights.float(), cov.float()
     size = near.shape[1] * rows.shape[2]
 
     def block(part: slice) -> tuple[Tensor, Tensor]:

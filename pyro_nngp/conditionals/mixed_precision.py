@@ -7,19 +7,19 @@ again in float64 if some neighbor has less than :data:`LITTLE_NOISE`, if float32
 factor.
 
 :func:`forward` and :func:`backward` are the compiled engine; each is one operation of a tape, with results of the same
-structure whatever the number of such targets. Other code takes conditionals without noise in float64, too; with noise
-it has :func:`solved_again`, on the CPU and outside of training.
+structure whatever the number of such targets. Other code computes all in float64 (:func:`needs_float64`).
 
 Cost: as :mod:`pyro_nngp.native.conditional`; twice that without noise, and three times for a target that is solved
 again.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_nngp._checks import warn
 from pyro_nngp._tape import operation
-from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
@@ -84,34 +84,31 @@ def _none_again() -> tuple[Tensor, ...]:
     return tuple(torch.empty(0, dtype=torch.int64) for _ in range(_NUM_AGAIN))
 
 
-def solved_again(
-    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float, var: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Numbers of the unresolved targets, and their weights and variances from the code for general kernels.
+def needs_float64(x: Tensor, noise: Tensor | None, kernels: Sequence[Covariance] = ()) -> bool:
+    """Whether code that does not look at each target computes conditionals of these data in float64.
+
+    On a GPU it does so without noise alone: few of them are as fast in float64. Plain functions among the kernels are
+    evaluated in the dtype of the data.
+    """
+    known = all(kernel.batch_shape is not None for kernel in kernels)
+    return known and x.dtype == torch.float32 and (noise is None or x.device.type == "cpu")
+
+
+def warn_of_unresolved(variance: Tensor, noise: Tensor | None, var: Tensor) -> None:
+    """Warn of targets that float32 does not resolve, of a kernel that is evaluated in the dtype of the data alone.
 
     Args:
-        cov: covariance function. One of an opaque callable is evaluated in the dtype of the data alone: a warning says
-            so, and there is no second solution.
-        x: targets (B, D).
-        points: points that may be neighbors.
-        neighbors: rows of `points`, -1 padded.
+        variance: of the kernel at the targets, (*S, B).
         noise: variance added at each neighbor, (*L, B, K), or None.
-        jitter: relative nugget.
-        var: variances of all targets in float32.
+        var: variances of the targets in float32, (*S, B).
     """
-    variance = cov.diag(x)
     weak = _unresolved(variance, noise, var)
-    rows = weak.reshape(-1, len(x)).any(0).nonzero()[:, 0]
-    if not len(rows):
-        return rows, None
-    if cov.batch_shape is None:
+    count = int(weak.reshape(-1, weak.shape[-1]).any(0).sum())
+    if count:
         warn(
-            f"nn_conditional: variances of f at {len(rows)} of {len(x)} points are below {RESOLVED:g} of the kernel's "
-            f"or noise below {LITTLE_NOISE:g}, which float32 does not resolve. Pass x and y in float64."
+            f"nn_conditional: variances of f at {count} of {weak.shape[-1]} points are below {RESOLVED:g} of the "
+            f"kernel's or noise below {LITTLE_NOISE:g}, which float32 does not resolve. Pass x and y in float64."
         )
-        return rows, None
-    noise = None if noise is None else noise[..., rows, :].double()
-    return rows, block_conditional(cov, x[rows].double(), points.double(), neighbors[rows], noise, jitter)
 
 
 def _unresolved(variance: Tensor, noise: Tensor | None, var: Tensor) -> Tensor:

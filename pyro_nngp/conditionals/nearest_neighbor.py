@@ -22,9 +22,8 @@ where two points coincide.
 A kernel may have S sets of hyperparameters, as batch dimensions: compiled code computes all of them in one call, which
 gathers the points once.
 
-Targets of float32 data that float32 does not resolve are solved in float64
-(:mod:`pyro_nngp.conditionals.mixed_precision`): on CPUs, with kernels that have compiled code always, with others
-where no gradients are recorded.
+Conditionals of float32 data are computed in float64, but for targets that compiled code resolves in float32
+(:mod:`pyro_nngp.conditionals.mixed_precision`), and on GPUs only without noise.
 
 Cost: O(S B K^3) time; O(S B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
 Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
@@ -42,11 +41,10 @@ from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.complete import complete_conditional
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.low_rank import residual_conditional
-from pyro_nngp.conditionals.mixed_precision import needed, solved_again
+from pyro_nngp.conditionals.mixed_precision import needed, needs_float64, warn_of_unresolved
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.native import enabled
 
 
 def nn_conditional(
@@ -170,20 +168,21 @@ def _conditional(
     if noise is not None:
         same = noise.shape == neighbors.shape
         noise = (noise if same else noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape))).to(x.dtype)
-    arguments = x, points, neighbors, noise, jitter
+    if cov.radial is not None:
+        return radial_conditional(cov.radial, x, points, neighbors, noise, jitter)
+    if needs_float64(x, noise, [cov]):
+        near, own = needed(points, neighbors)
+        w, var = _general(cov, x.double(), near.double(), own, None if noise is None else noise.double(), jitter)
+        return w.float(), var.float()
+    w, var = _general(cov, x, points, neighbors, noise, jitter)
+    if x.dtype == torch.float32 and not torch.is_grad_enabled() and not is_batchedtensor(var):
+        warn_of_unresolved(cov.diag(x), noise, var)
+    return w, var
+
+
+def _general(
+    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
+) -> tuple[Tensor, Tensor]:
     if cov.whole is not None:
         return residual_conditional(cov.whole, x, points, neighbors, noise, jitter)
-    if noise is None and cov.radial is None and cov.batch_shape is not None and x.dtype == torch.float32:
-        near, own = needed(points, neighbors)
-        w, var = block_conditional(cov, x.double(), near.double(), own, None, jitter)
-        return w.float(), var.float()
-    is_compiled = cov.radial is not None and enabled()
-    w, var = block_conditional(cov, *arguments) if cov.radial is None else radial_conditional(cov.radial, *arguments)
-    if is_compiled or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
-        return w, var
-    if is_batchedtensor(var):
-        return w, var
-    rows, again = solved_again(cov, *arguments, var)
-    if again is None:
-        return w, var
-    return w.index_copy(-2, rows, again[0].to(w.dtype)), var.index_copy(-1, rows, again[1].to(w.dtype))
+    return block_conditional(cov, x, points, neighbors, noise, jitter)

@@ -85,7 +85,7 @@ def radial_conditional(
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code if it covers the problem, which knows what float32 does not resolve."""
     engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
-    if engine is not NATIVE and problem.noise is None and problem.x.dtype == torch.float32:
+    if engine is not NATIVE and mixed_precision.needs_float64(problem.x, problem.noise):
         w, var = _compute(mixed_precision.in_float64(problem))
         return w.float(), var.float()
     if engine is TORCH and not _in_torch(problem):

@@ -32,6 +32,7 @@ from torch.distributions import constraints, register_kl
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals.coregionalized import gathered, latent_covariances, outputs_of
 from pyro_nngp.conditionals.coregionalized_density import coregionalized_log_density
+from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.linalg import VecchiaFactor, add_diagonal, cholesky, half_solve
@@ -199,8 +200,11 @@ class CoregionalizedPosterior(TorchDistribution):
         near = torch.cat([batch.neighbors, batch.targets[:, None]], 1)
         around, sites = gathered(rows, values, near)
         kernels, jitter = [each.kernel for each in prior.priors], prior.priors[0].jitter
-        among = latent_covariances(kernels, points[near.clamp(min=0)], jitter)
-        density = coregionalized_log_density(among, around, torch.where(near[..., None] >= 0, sites, 0.0))
+        places, sites = points[near.clamp(min=0)], torch.where(near[..., None] >= 0, sites, 0.0)
+        if needs_float64(points, sites, kernels):
+            places, around, sites = places.double(), around.double(), sites.double()
+        among = latent_covariances(kernels, places, jitter)
+        density = coregionalized_log_density(among, around, sites).to(values)
         log_root = torch.where(seen, self.precision[:, batch.targets], 1.0).log().sum(0) / 2
         density = density + log_root - rest[batch.targets] / 2 - seen.sum(0).to(values) * _LOG_TWO_PI / 2
         return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points

@@ -5,14 +5,15 @@ Cost: the sum over the parts. Symbols: n, m points of the two blocks, D input co
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Float
 from pyro.nn import pyro_method
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_flags
@@ -238,6 +239,15 @@ class Wrapper(Kernel):
     def inner_inputs(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "... n F"]:
         """The inputs of the inner kernel."""
         return x
+
+
+def in_dtype_of(x: Tensor, function: Callable[[Tensor], Any]) -> Any:
+    """The value of a function of inputs at x; weights of a module are taken in the dtype of x."""
+    parameters = dict(function.named_parameters()) if isinstance(function, nn.Module) else {}
+    if any(weight.dtype != x.dtype for weight in parameters.values()):
+        weights = {name: weight.to(x.dtype) for name, weight in parameters.items()}
+        return functional_call(cast(nn.Module, function), weights, (x,))
+    return function(x)
 
 
 class _Pair(Kernel):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter
-from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype_of
 from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.radial import CONSTANT, WAVE, Radial, broadcast_columns, broadcast_numbers, map_centered
 
@@ -197,7 +197,11 @@ class VerticalScaling(Wrapper):
 
     @pyro_method
     def bind(self) -> Covariance:
-        cov, amplitude = self.kern.bind(), self.vscaling_fn
+        cov, function = self.kern.bind(), self.vscaling_fn
+
+        def amplitude(x: Tensor) -> Tensor:
+            return in_dtype_of(x, function)
+
         return Covariance(
             lambda x, z: amplitude(x)[..., :, None] * cov(x, z) * amplitude(z)[..., None, :],
             lambda x: amplitude(x).square() * cov.diag(x),

@@ -33,7 +33,8 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
         for sums, whose correlation is not a function of one distance; use :class:`~pyro_nngp.kernels.KernelMetric`.
     """
     scales: dict[int, Tensor] = {}
-    for part in kernel.modules() if isinstance(kernel, Kernel) else ():
+    parts = kernel.modules() if isinstance(kernel, Kernel) else ()
+    for part in (each for each in parts if isinstance(each, Kernel)):
         if isinstance(part, Sum) or part.moves_inputs:
             return None
         if isinstance(part, Stationary):

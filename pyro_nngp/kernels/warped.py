@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroParam, PyroSample, pyro_method
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import constraints
-from torch.func import functional_call
 
 from pyro_nngp._checks import check_number, check_tensor, fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import GPModule
-from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype_of
 from pyro_nngp.kernels.covariance import Covariance
 
 
@@ -71,12 +70,8 @@ class Warped(Wrapper):
         return self._checked(self.warp, self._columns(x))
 
     def _checked(self, warp: Any, x: Tensor) -> Tensor:
-        """w(x), with weights in the dtype of x."""
-        parameters = dict(warp.named_parameters()) if isinstance(warp, nn.Module) else {}
-        if any(p.dtype != x.dtype for p in parameters.values()):
-            y = functional_call(warp, {name: p.to(x.dtype) for name, p in parameters.items()}, (x,))
-        else:
-            y = warp(x)
+        """w(x)."""
+        y = in_dtype_of(x, warp)
         if not isinstance(y, Tensor) or y.dim() != x.dim() or y.shape[:-1] != x.shape[:-1]:
             actual = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             fail("Warped", "warp", f"to map {tuple(x.shape)} to columns (..., n, F)", actual, "Return one row per row.")

@@ -2,11 +2,13 @@
 
 import math
 
+import pytest
 import torch
 from builders import normal, tensor
 from pyro import poutine
 
-from pyro_nngp.kernels import RBF, ArcCosine, Cosine, Matern52, VerticalScaling, bind
+import pyro_nngp as nngp
+from pyro_nngp.kernels import RBF, ArcCosine, Cosine, Gibbs, Matern52, VerticalScaling, bind
 
 
 def test_vertical_scaling() -> None:
@@ -30,3 +32,19 @@ def test_wave_and_wide_layer_by_their_formulas() -> None:
     left, right = ((weights @ p.mT + biases[:, None]).clamp(min=0) for p in (x, z))
     sampled = 2 * left.mT @ right / len(weights)
     torch.testing.assert_close(bind(ArcCosine(2, 0.7, 0.3))(x, z), sampled, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("made", [VerticalScaling, Gibbs])
+def test_modules_in_kernels_serve_methods_and_points_of_another_dtype(made) -> None:
+    """Methods asked every module for an attribute of kernels, and float64 points met float32 weights."""
+
+    class Factor(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1.5 + super().forward(x)[..., 0].tanh()
+
+    kernel, x = made(Matern52(2), Factor(2, 1)), normal(12, 2)
+    gp = nngp.VNNGP(x.float(), x[:, 0].float(), kernel=kernel, num_neighbors=4)
+    gp.solve()
+    assert gp.predict(x[:3].float()).mean.dtype is torch.float32
+    torch.testing.assert_close(kernel(x, x), kernel.double()(x, x))
+    assert torch.autograd.grad(kernel(x, x).sum(), list(kernel.parameters()), allow_unused=True)[-1] is not None
