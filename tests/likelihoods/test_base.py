@@ -188,3 +188,8 @@ def test_unknown_keywords_and_the_abstract_base() -> None:
         Gaussian(noise=1.0)  # type: ignore[call-arg]
     with pytest.raises(NotImplementedError, match="Likelihood: expected forward to be defined by the likelihood"):
         Likelihood()(torch.zeros(2))
+
+
+def test_hyperparameters_that_do_not_fit_f_are_named() -> None:
+    with pytest.raises(ValueError, match=r"Gaussian: expected variance, f of shapes that broadcast"):
+        Gaussian(torch.ones(3))(torch.zeros(4))

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -410,3 +411,21 @@ def test_densities_in_inference_mode(problem):
     with torch.inference_mode():
         torch.testing.assert_close(gp.loo(), want)
         torch.testing.assert_close(gp.loo_by_draw(from_guide=True)({}), want)
+
+
+def test_labels_whose_likelihood_takes_the_noise_of_f(problem):
+    """With one inducing value the exact density of each label given the others is an integral over a line."""
+    x, y = problem[0][:30], problem[1][Bernoulli][:30]
+    z = torch.full((1, 2), 0.5, dtype=DTYPE)
+    gp = SVGP(x, y, kernel(), Bernoulli(), inducing=z, mean=zero, objective="fitc")
+    variance = kernel()(z, z).detach()[0, 0]
+    along = kernel()(x, z).detach()[:, 0] / variance.sqrt()
+    rest = kernel()(x, diag=True).detach() - along.square()
+    nu = torch.linspace(-8, 8, 801, dtype=DTYPE)
+    f = dist.Normal(along * nu[:, None], rest.sqrt())
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(40))
+    at = f.loc[..., None] + f.scale[..., None] * nodes
+    likelihood = (dist.Bernoulli(logits=at).log_prob(y[:, None]).exp() * weights).sum(-1) / weights.sum()
+    log_likelihood, prior = likelihood.log(), dist.Normal(0.0, 1.0).log_prob(nu)
+    others = (prior[:, None] + log_likelihood.sum(-1, keepdim=True) - log_likelihood).softmax(0)
+    torch.testing.assert_close(gp.loo(), (others * likelihood).sum(0).log(), rtol=0, atol=2e-3)

@@ -629,3 +629,10 @@ def test_leave_one_out_densities_given_all_other_sites_are_those_of_the_dense_pr
                 torch.testing.assert_close(found[t, i], want.nan_to_num(), rtol=0, atol=1e-3)
     with pytest.raises(ValueError, match="expected num_neighbors in 1..23"):
         gp.loo(rows, num_neighbors=N)
+
+
+def test_covariances_of_the_outputs_at_a_site():
+    gp = build()
+    want = MIXING @ torch.diag(torch.tensor([1.0, 1.5], dtype=F64)) @ MIXING.mT
+    torch.testing.assert_close(gp.output_covariance().detach(), want)
+    torch.testing.assert_close(gp.output_covariance(gp.x[:2]).detach(), want.expand(2, T, T))

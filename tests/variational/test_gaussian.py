@@ -1,6 +1,8 @@
+import pyro.distributions as dist
 import pytest
 import torch
 from oracles.dense import dense_cholesky, dense_precision
+from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.kernels import Matern52
@@ -95,3 +97,11 @@ def test_entries_are_relative_to_the_diagonal():
     with torch.no_grad():
         local.log_scale.add_(2.0)
     torch.testing.assert_close(local.distribution().variance, before * torch.tensor(4.0, dtype=F64).exp())
+
+
+def test_divergence_from_independent_values():
+    tril = torch.randn(3, 5, 5, dtype=F64).tril() + 3 * torch.eye(5, dtype=F64)
+    q = dist.MultivariateNormal(torch.randn(3, 5, dtype=F64), scale_tril=tril)
+    loc, scale = torch.randn(5, dtype=F64), torch.rand(5, dtype=F64) + 0.5
+    want = kl_divergence(q, dist.MultivariateNormal(loc, scale_tril=scale.diag()))
+    torch.testing.assert_close(kl_divergence(q, dist.Normal(loc, scale).to_event(1)), want)

@@ -1,5 +1,6 @@
 """What ``print`` shows of a method, and its table of hyperparameters."""
 
+import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
@@ -70,3 +71,10 @@ def test_summary_lists_the_mixing_of_several_outputs(method):
     prior = PyroSample(dist.Normal(torch.zeros(2, 1).double(), 1.0).to_event(2))
     gp = method(X + 0.01 * torch.randn_like(X), y, 1, num_neighbors=5, mixing=prior)
     assert list(gp.summary()["prior"][["mixing[0,0]", "mixing[1,0]"]]) == ["Normal", "Normal"]
+
+
+def test_summary_names_the_outputs():
+    x, y = pd.DataFrame(X.numpy(), columns=["u", "v"]), pd.DataFrame({"price": X[:, 0], "rent": X[:, 1] + 3})
+    table = nngp.CoregionalizedLOO(x, y, 1, num_neighbors=5).summary()
+    for name in ("mean.value[price]", "mean.value[rent]", "likelihood.variance[price]", "mixing[price]"):
+        assert name in table.index
