@@ -823,15 +823,13 @@ template <class T, int BYTES, int R> struct Block {
                     if (arg.terms[t] >> f & 1) share += product(arg.terms[t]);
                 total[P + f] = of_diagonal * (share * (1 + T(arg.jitter)));
             }
-            pull<true, true, true>();
+            arg.grad_z ? pull<true, true, true>() : pull<false, true, true>();
         } else {
             total[P] = of_variance;
             if (arg.by_nu)
-                pull<true, true, false>();
-            else if (arg.grad_z)
-                pull<true, false, false>();
+                arg.grad_z ? pull<true, true, false>() : pull<false, true, false>();
             else
-                pull<false, false, false>();
+                arg.grad_z ? pull<true, false, false>() : pull<false, false, false>();
         }
         if (arg.sums)
             for (int64_t d = 0; d < P + F; ++d) {
@@ -845,8 +843,7 @@ template <class T, int BYTES, int R> struct Block {
     // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target. MANY: parts.
     template <bool INPUTS, bool NU, bool MANY> INLINE void pull() {
         const V *of_w = solved[0], *w = solved[1];
-        const bool store = INPUTS && (!(NU || MANY) || arg.grad_z);
-        if (store)
+        if (INPUTS)
             for (int64_t e = 0; e < (rows + 1) * D; ++e) grad_z[e] = V{};
         for (int64_t i = 0; i < rows; i += R)
             for (int64_t j = 0; j <= i; j += R) {
@@ -883,11 +880,11 @@ template <class T, int BYTES, int R> struct Block {
                             for (int b = 0; b < R; ++b) {
                                 const V difference = here - right[b], force = weight[a * R + b] * difference;
                                 squares += force * difference;
-                                if (store) row += force, column[b] += force;
+                                if (INPUTS) row += force, column[b] += force;
                             }
-                            if (store) grad_z[(i + a) * D + d] += row;
+                            if (INPUTS) grad_z[(i + a) * D + d] += row;
                         }
-                        if (store)
+                        if (INPUTS)
 #pragma GCC unroll 8
                             for (int b = 0; b < R; ++b) grad_z[(j + b) * D + d] -= column[b];
                         total[d] += squares;
@@ -908,7 +905,7 @@ template <class T, int BYTES, int R> struct Block {
                 for (int64_t d = arg.columns[f]; d < arg.columns[f + 1]; ++d) {
                     const V force = weight[0] * slope[f][0] * z[k * D + d];
                     total[d] += force * z[k * D + d];
-                    if (store) {
+                    if (INPUTS) {
                         grad_z[k * D + d] += force;
                         grad_z[rows * D + d] -= force; // the share of the target: the forces between neighbors cancel
                     }
