@@ -18,18 +18,18 @@ class GraphConvolutionEncoder(nn.Module):
     r"""The two graph convolutional networks of the paper, in units of the prior.
 
     With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
-    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` without ReLU in the last layer, whose node values are
-    :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes, the mean
+    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} (H^l W^l + b^l))` without ReLU in the last layer, whose node
+    values are :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes, the mean
     function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents, and the own
     :math:`h_i` kept within 8 of zero,
 
     .. math:: H^0_j = \frac{r_j - \mu(x_j)}{k_{jj}^{1/2}}, \quad m_i = k_{ii}^{1/2} \bar g, \quad
        R_{ii} = v_i^{1/2} e^{h_i}, \quad R_{ij} = v_i^{1/2} h_j .
 
-    Differs from the paper, where :math:`H^0 = y` and the outputs are :math:`m_i = \bar g` and :math:`R_{ij} = h_j`. Its
-    layers have no biases, and the row of :math:`A_i` for point i has one entry, so that :math:`h_i` is proportional to
-    :math:`y_i` on either side of zero: the diagonal of R would be the same for every network where :math:`y_i = 0`, in
-    whatever units, and targets of one sign would make both networks multiples of one smoother.
+    Differs from the paper, where :math:`H^0 = y`, the outputs are :math:`m_i = \bar g` and :math:`R_{ij} = h_j`, and
+    layers have no biases, as they do in the authors' public code. Without, :math:`h_i` is proportional to :math:`y_i` on
+    either side of zero, since the row of :math:`A_i` for point i has one entry. That code also takes D from the whole
+    covariance, which loses .2 nats on precipitation (``benchmarks/results/npvi.md``).
 
     Args:
         widths: of the hidden layers.
@@ -52,7 +52,7 @@ class GraphConvolutionEncoder(nn.Module):
         check_widths("GraphConvolutionEncoder", widths)
         self.response = rough_latent if response is None else response
         sizes = (1, *widths, 1)
-        self.loc, self.row = (nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)) for _ in range(2))
+        self.loc, self.row = (nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes)) for _ in range(2))
 
     def forward(self, near: Neighborhood) -> Row:
         cov = near.covariance(near.x, near.x) * (near.mask[:, :, None] & near.mask[:, None, :])

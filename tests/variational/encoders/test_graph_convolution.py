@@ -20,7 +20,7 @@ from pyro_nngp.variational.encoders import (
 F64 = torch.float64
 
 
-def test_graph_convolution_is_that_of_the_paper():
+def test_graph_convolution_is_that_of_the_paper_with_biases():
     """Equation 13 written out for single points."""
     x, y = waves()
     encoder = GraphConvolutionEncoder((4, 3))
@@ -37,7 +37,7 @@ def test_graph_convolution_is_that_of_the_paper():
         for layers in (encoder.loc, encoder.row):
             hidden = (y[nodes, None] - 0.2) / spread
             for number, layer in enumerate(layers):
-                hidden = root @ adjacency @ root @ hidden @ layer.weight.mT
+                hidden = root @ adjacency @ root @ (hidden @ layer.weight.mT + layer.bias)
                 hidden = hidden if number == 2 else hidden.relu()
             outputs.append(hidden[:, 0])
         torch.testing.assert_close(q.loc[i], spread * outputs[0].mean())
