@@ -19,9 +19,9 @@ class GraphConvolutionEncoder(nn.Module):
 
     With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
     :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} (H^l W^l + b^l))` without ReLU in the last layer, whose node
-    values are :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes, the mean
-    function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents, and the own
-    :math:`h_i` kept within 8 of zero,
+    values are :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes,
+    the mean function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents, and
+    the own :math:`h_i` kept within 8 of zero,
 
     .. math:: H^0_j = \frac{r_j - \mu(x_j)}{k_{jj}^{1/2}}, \quad m_i = k_{ii}^{1/2} \bar g, \quad
        R_{ii} = v_i^{1/2} e^{h_i}, \quad R_{ij} = v_i^{1/2} h_j .
