@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_nngp.likelihoods import Likelihood
@@ -27,9 +28,9 @@ class GraphConvolutionEncoder(nn.Module):
        R_{ii} = v_i^{1/2} e^{h_i}, \quad R_{ij} = v_i^{1/2} h_j .
 
     Differs from the paper, where :math:`H^0 = y`, the outputs are :math:`m_i = \bar g` and :math:`R_{ij} = h_j`, and
-    layers have no biases, as they do in the authors' public code. Without, :math:`h_i` is proportional to :math:`y_i` on
-    either side of zero, since the row of :math:`A_i` for point i has one entry. That code also takes D from the whole
-    covariance, which loses .2 nats on precipitation (``benchmarks/results/npvi.md``).
+    layers have no biases, as they do in the authors' public code. Without, :math:`h_i` is proportional to :math:`y_i`
+    on either side of zero, since the row of :math:`A_i` for point i has one entry. That code also takes D from the
+    whole covariance, which loses .2 nats on precipitation (``benchmarks/results/npvi.md``).
 
     Args:
         widths: of the hidden layers.
@@ -58,12 +59,17 @@ class GraphConvolutionEncoder(nn.Module):
         cov = near.covariance(near.x, near.x) * (near.mask[:, :, None] & near.mask[:, None, :])
         away = torch.ones_like(cov)
         away[:, 0, 1:] = 0
-        adjacency = normalized(cov * away)
+        adjacency = self.adjacency(cov, away)
         spread = torch.where(near.mask, cov.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
         start = ((near.response - near.mean) / spread * near.mask)[..., None]
         loc, row = (_convolve(layers, adjacency, start)[..., 0] for layers in (self.loc, self.row))
         own, average = near.var.sqrt(), (loc * near.mask).sum(-1) / near.mask.sum(-1)
         return spread[:, 0] * average, own * bounded(row[..., 0]).exp(), own[:, None] * row[..., 1:]
+
+    @staticmethod
+    def adjacency(cov: Float[Tensor, "U n n"], away: Float[Tensor, "U n n"]) -> Float[Tensor, "U n n"]:
+        """D^-1/2 A D^-1/2 of covariances and of zeros where a point would read its parents."""
+        return normalized(cov * away)
 
 
 def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tensor:
