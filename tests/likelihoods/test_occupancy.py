@@ -56,3 +56,19 @@ def test_bad_arguments():
         VNNGP(X, torch.zeros(len(X), dtype=F64), Matern32(2), Occupancy(), num_neighbors=8)
     with pytest.raises(ValueError, match=r"Pass the number of visits with a detection"):
         VNNGP(X, torch.full((len(X),), 4.0, dtype=F64), Matern32(2), Occupancy(3), num_neighbors=8)
+
+
+def test_pseudo_observations_are_a_step_of_fisher_scoring_from_zero():
+    y = torch.tensor([0.0, 1.0, 0.0], dtype=F64)
+    likelihood = Occupancy(detection=0.3).bind().for_rows(trials=VISITS)
+    f = torch.zeros(3, dtype=F64, requires_grad=True)
+    slope = torch.autograd.grad(likelihood(f).log_prob(y).sum(), f)[0]
+    at = likelihood(f)
+    every = torch.arange(7, dtype=F64)[:, None]
+    inside = every <= VISITS
+    each = at.log_prob(torch.where(inside, every, 0.0))
+    slopes = torch.stack([torch.autograd.grad(row.sum(), f, retain_graph=True)[0] for row in each])
+    information = (each.exp() * slopes.square() * inside).sum(0).detach()
+    found = likelihood.observations(y)
+    torch.testing.assert_close(found.noise, 1 / information)
+    torch.testing.assert_close(found.obs, slope / information)

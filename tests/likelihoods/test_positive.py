@@ -44,3 +44,13 @@ def test_starts_are_near_the_truth(true: Likelihood, fresh: Likelihood, name: st
 def test_errors(make: object, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()  # type: ignore[operator]
+
+
+def test_the_start_of_a_dispersion_has_units() -> None:
+    """Means of neighbors that are all zero are kept above a thousandth of the mean of all."""
+    y = torch.tensor([0.0, 2.0, 3.0, 0.5], dtype=torch.float64)
+    near = torch.tensor([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0], [1.0, 1.0]], dtype=torch.float64)
+    plain, scaled = (Tweedie(power=1.5).start("dispersion", unit * y, unit * near) for unit in (1.0, 100.0))
+    assert plain is not None
+    assert scaled is not None
+    torch.testing.assert_close(scaled, 10 * plain)

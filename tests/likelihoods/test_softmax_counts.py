@@ -157,3 +157,8 @@ def test_malformed_counts_are_refused():
             VNNGP(x, data, Matern52(1), Multinomial(), **settings)
     with pytest.raises(ValueError, match=r"Multinomial: expected y of shape \(N, C\) with C >= 2, got f of"):
         Multinomial()(torch.zeros(5))
+
+
+def test_means_of_known_f_are_trials_times_shares():
+    sets = torch.stack([LOC, LOC.flip(0)])
+    torch.testing.assert_close(bound()(sets).mean, TRIALS * sets.softmax(1))

@@ -68,6 +68,13 @@ def test_theorem_of_the_paper_covariances_on_edges_can_be_matched():
             torch.testing.assert_close(covariance.detach()[0], posterior[i, j], rtol=1e-8, atol=1e-12)
 
 
+def test_an_encoder_gives_as_many_columns_as_asked_for():
+    x, y = waves()
+    for asked, columns in ((None, 6), (3, 3)):
+        gp = NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=6, guide=Amortized(SiteEncoder(x.shape[1]), asked))
+        assert q_of(gp).weights.shape[-1] == columns
+
+
 def test_bound_improves_on_the_mean_field_of_the_same_graph():
     x, y = waves()
     full, few, mean_field = (

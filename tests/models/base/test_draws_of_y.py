@@ -34,6 +34,7 @@ def test_noise_with_a_prior_is_that_of_its_guide_or_of_each_posterior_draw():
     gp = Vecchia(X, Y, kernel(), Gaussian(noise_prior()), num_neighbors=8)
     gp.hyper_guide.loc_0.data.fill_(-6.0)
     agree(gp.sample_y(NEW, 100, seed=0), gp.predict(NEW))  # the median of the prior is 400 times as large
+    assert gp.sample(NEW, 3).shape == (3, len(NEW))
     samples = {"likelihood.variance": torch.tensor([0.01, 4.0], dtype=torch.float64)}
     draws = gp.sample_y(NEW, S, seed=1, samples=samples)
     for half, value in zip(draws.split(S // 2), samples["likelihood.variance"], strict=True):
