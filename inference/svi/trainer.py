@@ -31,7 +31,7 @@ from pyro_nngp.inference.svi.defaults import (
     profiles,
     suits_lbfgs,
 )
-from pyro_nngp.inference.svi.dispersion_check import check_dispersion
+from pyro_nngp.inference.svi.dispersion_check import check_augmentation, check_dispersion
 from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
@@ -271,6 +271,7 @@ class Trainer:
             check_tails(self.method)
             check_trend(self.method)
             check_dispersion(self.method)
+            check_augmentation(self.method)
         return result
 
     def _follow_adam_step(self) -> None:

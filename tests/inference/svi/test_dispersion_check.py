@@ -1,12 +1,13 @@
-"""The check of Poisson counts after training."""
+"""The checks of counts after training."""
 
+import re
 import warnings
 
 import pytest
 import torch
 
-from pyro_nngp import VNNGP
-from pyro_nngp.inference.svi.dispersion_check import check_dispersion
+from pyro_nngp import LOO, VNNGP
+from pyro_nngp.inference.svi.dispersion_check import check_augmentation, check_dispersion
 from pyro_nngp.kernels import Matern, Matern32
 from pyro_nngp.likelihoods import NegativeBinomial, Poisson
 
@@ -56,3 +57,22 @@ def test_other_counts_are_not(build_it):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_dispersion(build_it())
+
+
+@pytest.mark.parametrize(("size", "excess"), [(60.0, 3.5), (0.3, 1.9)])
+def test_variables_that_know_more_than_counts_tell_are_reported(size, excess):
+    gp = LOO(X, COUNTS, Matern32(2, 1.0, 0.3), NegativeBinomial(size), num_neighbors=6)
+    gp.solve()
+    with pytest.warns(UserWarning, match=r"got ([\d.]+) times as much at total_count=.*VNNGP") as caught:
+        check_augmentation(gp)
+    found = float(re.search(r"got ([\d.]+) times", str(caught[0].message))[1])
+    assert found == pytest.approx(excess, rel=0.3)
+
+
+def test_sizes_near_the_mean_count_and_other_methods_are_quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gp = LOO(X, VARYING, Matern32(2, 1.0, 0.3), NegativeBinomial(2.0), num_neighbors=6)
+        gp.solve()
+        check_augmentation(gp)
+        check_augmentation(build(COUNTS, likelihood=NegativeBinomial(60.0)))
