@@ -154,7 +154,7 @@ def exchanged(name):
     with torch.enable_grad():
         found, gp = of_recipe("precipitation", NETWORKS, make(), nugget)
     best, table = solved("precipitation", nugget)
-    q, p = gp.q.distribution(), table.q.distribution()
+    q, p = (each.q.at_rows(each.posterior(each.bound())) for each in (gp, table))
     other = fixed("precipitation", TABLE, nugget)[1]
     scores = {"both": found[LOOKS[-1]], "neither": best}
     for part, mean, rows in (("rows", p, q), ("means", q, p)):
