@@ -4,7 +4,7 @@ Each round runs all ways one after the other, in processor time. A smoothness th
 in training. Neighbors are the K nearest of 10,000 random points.
 
 Usage: python benchmarks/speed/matern.py [--targets 1024] [--neighbors 16 32 64] [--dims 2] [--rounds 31]
-    [--out FILE.md]
+    [--noise 0.1] [--out FILE.md]
 """
 
 import argparse
@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--neighbors", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--dims", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--noise", type=float, help="variance of the neighbors' noise; without, there is none")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -53,6 +54,7 @@ def main():
             points = torch.rand(10_000, args.dims, dtype=dtype)
             rows = torch.cdist(x, points).topk(k, largest=False).indices
             grad = torch.randn(args.targets, k, dtype=dtype)
+            noise = None if args.noise is None else torch.full((len(points),), args.noise, dtype=dtype)
             kernels = {way: made(way, args.dims) for way in WAYS}
             times = {way: [] for way in WAYS}
             for _ in range(args.rounds + 2):
@@ -61,7 +63,7 @@ def main():
                 for way, kernel in kernels.items():
                     kernel.zero_grad()
                     start = time.process_time()
-                    w, var = graph_conditional(kernel, x, points, rows)
+                    w, var = graph_conditional(kernel, x, points, rows, noise)
                     torch.autograd.backward((w, var), (grad, torch.ones_like(var)))
                     times[way].append(time.process_time() - start)
             times = {way: each[2:] for way, each in times.items()}
