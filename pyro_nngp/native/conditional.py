@@ -202,7 +202,7 @@ def backward(
     left = None if explained is None else new(b, k)
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
     (failed, w, var), more = kept[:3], kept[3:]
-    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == p
+    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2:-1] == (p,)
     tangents = more if serve else (None, None)
     _run(
         problem,
@@ -237,8 +237,10 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
         if (rank := getattr(problem, arg).dim()) != 2:
             fail("nn_conditional", arg, "with 2 dimensions", rank, "Give rows of coordinates, or of numbers.")
     (b, d), k = problem.x.shape, problem.neighbors.shape[1]
-    if isinstance(problem.profile, Combination) and d != (columns := sum(problem.profile.dims)):
-        fail("nn_conditional", "x", f"with the {columns} columns of all parts", d, "Give the columns side by side.")
+    columns = sum(problem.profile.dims) if isinstance(problem.profile, Combination) else d
+    if problem.rank and not d == problem.lengthscale.shape[-1:].numel() == columns:
+        found, cure = (d, tuple(problem.lengthscale.shape)), "Give the columns side by side, and a scale for each."
+        fail("nn_conditional", "x, lengthscale", f"with the {columns} columns of all parts", found, cure)
     if not 1 <= k <= MAX_NEIGHBORS or problem.x.dtype not in (torch.float32, torch.float64):
         expectation, actual = f"float32 or float64, K in 1..{MAX_NEIGHBORS}", f"{problem.x.dtype}, {k}"
         fail("nn_conditional", "x, K", expectation, actual, "Ask `supported` first.")
@@ -292,7 +294,7 @@ def _run(
         "points": ((num_points, d), dtype),
         "neighbors": ((b, k), torch.int64),
         "scale": ((*sets, d), dtype),
-        "variance": (problem.variance.shape, dtype),
+        "variance": ((*sets, *[parts] * problem.rank), dtype),
         "table": ((*sets, *[num_tables] * problem.rank, *table_layout(dtype).shape), dtype),
         "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
         "explained": ((b, k + 1, k + 1), dtype),

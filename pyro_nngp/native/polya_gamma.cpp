@@ -441,6 +441,8 @@ void draw_entries(const PolyaGammaDraws &call, const int64_t start, const int64_
         const double b = call.concentration[i], c = call.tilt[i];
         if (!(b >= LEAST) || !std::isfinite(b) || !std::isfinite(c))
             fill(Undefined(), call, i);
+        else if (b * std::fabs(c) > 2 / (NORMAL * NORMAL)) // c^2 may overflow
+            fill(Normal{b / 2 / std::fabs(c), std::sqrt(2 / b / std::fabs(c))}, call, i);
         else if (b <= MOST_SUMMED && b == std::floor(b))
             fill(Devroye(static_cast<int>(b), c), call, i);
         else if (b <= MOST_SUMMED) { // a rest below 1/4 takes one of the ones; a rest above 3/4 is halved

@@ -114,8 +114,11 @@ def test_columns_of_all_parts_are_asked_for():
     radial = bind(COMBINATIONS["product"]()).radial
     x, rows = torch.rand(4, 2), torch.zeros(4, 1, dtype=torch.int64)
     problem = compiled.Problem(x, x, radial.lengthscale, radial.variance, None, rows, radial.profile, 1e-6)
-    with pytest.raises(ValueError, match="expected x with the 3 columns of all parts, got 2"):
+    with pytest.raises(ValueError, match=r"expected x, lengthscale with the 3 columns of all parts, got \(2, \(3,\)\)"):
         compiled.forward(problem)
+    x = torch.rand(4, 3)
+    with pytest.raises(ValueError, match="expected variance"):
+        compiled.forward(problem._replace(x=x, points=x, variance=torch.ones(1)))
 
 
 @needs_library

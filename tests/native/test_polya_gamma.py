@@ -110,6 +110,14 @@ def test_extreme_parameters_keep_the_moments(b, c):
     assert draws.var() / pg.variance == pytest.approx(1, abs=0.25)
 
 
+@pytest.mark.parametrize("b", [0.9774, 2.0, 50.0])
+def test_tilts_whose_square_overflows_leave_the_mean(b):
+    """Draws were zero, or half of the mean."""
+    tilt = torch.tensor([1e160, -1e300], dtype=F64)
+    draws = polya_gamma.draw(torch.full((2,), b, dtype=F64), tilt, 5, 3)
+    torch.testing.assert_close(draws, (b / 2 / tilt.abs()).expand(5, 2), rtol=1e-12, atol=0)
+
+
 def test_parameters_without_a_distribution_give_nan():
     nan, inf = math.nan, math.inf
     b = torch.tensor([nan, 1.0, 0.1, inf, 1.0, 2.5, -1.0], dtype=F64)
