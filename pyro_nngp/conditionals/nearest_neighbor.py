@@ -183,6 +183,7 @@ def _conditional(
 def _general(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor]:
+    """Weights and variances of a kernel without radial parts, in the dtype of the points."""
     if cov.whole is not None:
         return residual_conditional(cov.whole, x, points, neighbors, noise, jitter)
     return block_conditional(cov, x, points, neighbors, noise, jitter)
