@@ -1,11 +1,13 @@
 """Counts, labels and Gaussian data beside GPBoost: the same rows, kernel and number of neighbors, both from defaults.
 
-Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-1000 2d-10000] [--seeds 0] [--out FILE]
+Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-1000 2d-10000] [--seeds 0]
+           [--only VNNGP GPBoost Vecchia] [--out FILE]
 
 ``VNNGP`` with Gaussian sites against GPBoost's Vecchia-Laplace approximation: Matérn-3/2 with one lengthscale for each
 of two inputs, K = 20, a constant mean, a random fifth of the rows held out. The negative log density of a held-out
 datum is that of the likelihood for the normal distribution that each reports for f there. "2d-N" has N rows of waves
-with Gaussian noise, Matérn-5/2, and a row for ``Vecchia``, which integrates f out. Processor time, one thread; standard
+with Gaussian noise, Matérn-5/2, and a row for ``Vecchia``, which integrates f out; "labels-N" has N labels whose logits
+are twice these waves. Processor time, one thread; standard
 errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; it needs `pip install gpboost`.
 """
 
@@ -26,26 +28,36 @@ from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 
 K = 20
 SETS = {"bei_trees": (Poisson, "poisson"), "banana": (Bernoulli, "bernoulli_logit")}
-SIMULATED = re.compile(r"2d-(\d+)")
+SIMULATED = re.compile(r"(2d|labels)-(\d+)")
 NAMES = ("variance", "lengthscale 1", "lengthscale 2")
 
 
-def is_simulated(name):
-    return SIMULATED.fullmatch(name) is not None
+def is_gaussian(name):
+    return name.startswith("2d-")
 
 
-def simulated(n):
+def likelihood_of(name):
+    """The likelihood here, and its name there."""
+    if is_gaussian(name):
+        return Gaussian, "gaussian"
+    return SETS["banana" if SIMULATED.fullmatch(name) else name]
+
+
+def simulated(kind, n):
     """Waves at a constant density of points, with noise of a tenth of their amplitude; 2,000 rows are held out."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(n + 2000, 2, generator=generator, dtype=torch.float64) * (n / 1000) ** (1 / 2)
     f = torch.sin(3 * x[:, 0]) + torch.cos(4 * x[:, 1])
-    y = f + 0.1 * torch.randn(len(x), generator=generator, dtype=torch.float64)
+    if kind == "labels":
+        y = torch.bernoulli((2 * f).sigmoid(), generator=generator)
+    else:
+        y = f + 0.1 * torch.randn(len(x), generator=generator, dtype=torch.float64)
     return x[:n], y[:n], x[n:], y[n:]
 
 
 def split(name, seed):
-    if is_simulated(name):
-        return simulated(int(SIMULATED.fullmatch(name)[1]))
+    if found := SIMULATED.fullmatch(name):
+        return simulated(found[1], int(found[2]))
     data = datasets.load(name, torch.float64)
     x, y = data.x[:, :2], data.y.flatten().double()
     held_out = torch.zeros(len(x), dtype=torch.bool)
@@ -56,13 +68,13 @@ def split(name, seed):
 def ours(name, x, y, x_new, method=nngp.VNNGP):
     """Hyperparameters, moments of f at new places (of y with Gaussian noise), seconds."""
     start = time.process_time()
-    kernel, likelihood = (Matern52, Gaussian) if is_simulated(name) else (Matern32, SETS[name][0])
+    kernel, likelihood = Matern52 if is_gaussian(name) else Matern32, likelihood_of(name)[0]
     gp = method(x, y, kernel(2), likelihood(), num_neighbors=K)
     nngp.fit(gp, progress=False)
     with torch.no_grad():
         moments = gp(x_new)
     seconds = time.process_time() - start
-    if is_simulated(name):
+    if is_gaussian(name):
         moments = moments[0], moments[1] + gp.bound().likelihood.variance.detach()
     kernel = gp.bound().kernel
     return [kernel.variance.item(), *kernel.lengthscale.tolist()], None, moments, seconds
@@ -76,8 +88,8 @@ def theirs(name, x, y, x_new):
     model = gpb.GPModel(
         gp_coords=x.numpy(),
         cov_function="matern_ard",
-        cov_fct_shape=2.5 if is_simulated(name) else 1.5,
-        likelihood="gaussian" if is_simulated(name) else SETS[name][1],
+        cov_fct_shape=2.5 if is_gaussian(name) else 1.5,
+        likelihood=likelihood_of(name)[1],
         gp_approx="vecchia",
         num_neighbors=K,
         num_parallel_threads=1,
@@ -88,7 +100,7 @@ def theirs(name, x, y, x_new):
         gp_coords_pred=x_new.numpy(),
         X_pred=np.ones((len(x_new), 1)),
         predict_var=True,
-        predict_response=is_simulated(name),
+        predict_response=is_gaussian(name),
     )
     seconds = time.process_time() - start
     table = np.asarray(model.get_cov_pars(std_err=True), float)[:, -3:]  # without the variance of the noise
@@ -100,6 +112,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sets", nargs="+", default=[*SETS, "2d-1000", "2d-10000"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--only", nargs="+", default=["VNNGP", "GPBoost", "Vecchia"])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -109,14 +122,14 @@ def main():
         for seed in args.seeds:
             x, y, x_new, y_new = split(name, seed)
             runs = {"VNNGP": ours, "GPBoost": theirs}
-            if is_simulated(name):
+            if is_gaussian(name):
                 runs |= {"Vecchia": partial(ours, method=nngp.Vecchia)}
-            for label, run in runs.items():
+            for label, run in ((label, run) for label, run in runs.items() if label in args.only):
                 values, errors, moments, seconds = run(name, x, y, x_new)
-                if is_simulated(name):
+                if is_gaussian(name):
                     density = torch.distributions.Normal(moments[0], moments[1].sqrt())
                 else:
-                    density = SETS[name][0]().bind().marginal(*moments)
+                    density = likelihood_of(name)[0]().bind().marginal(*moments)
                 nll = -density.log_prob(y_new).mean().item()
                 shown = [f"{value:.4g}" for value in values]
                 if errors is not None:

@@ -94,6 +94,7 @@ class NeighborCache:
         self.last: FactoredPosterior | None = None
         self._nearest: Any = None
         self._plan: tuple[Elimination | None] | None = None
+        self._too_large: tuple[int, ...] | None = None  # N and K of a graph without an order
         self._pooled: tuple[tuple[int, Versions | None], PooledObservations] | None = None
 
     def forget(self) -> None:
@@ -107,9 +108,14 @@ class NeighborCache:
         return self._nearest
 
     def plan(self, graph: NeighborGraph) -> Elimination | None:
-        """The order of elimination for the posterior precision; None where there is none, see the function."""
+        """The order of elimination for the posterior precision; None where there is none, see the function.
+
+        Where there was none, there is none for another graph of that size: finding out takes seconds.
+        """
+        size = tuple(graph.neighbors.shape)
         if self._plan is None:
-            self._plan = (elimination_of(graph),)
+            self._plan = (None if size == self._too_large else elimination_of(graph),)
+            self._too_large = size if self._plan[0] is None else None
         return self._plan[0]
 
     @torch.inference_mode(False)  # later gradients need what is kept
