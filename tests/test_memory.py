@@ -50,6 +50,7 @@ def test_large_pages_are_asked_for_only_where_they_pay(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="a system without large pages")
 def test_memory_is_reused_once_no_tensor_has_it():
+    others = [memory.reused(2**23) for _ in range(2**28 // 2**23 + 1)]  # what other tests have left
     first = memory.reused(2**23 + 5)
     at, part = first.data_ptr(), first[5:]
     del first
@@ -59,6 +60,7 @@ def test_memory_is_reused_once_no_tensor_has_it():
     assert (part == 1).all()
     del part
     assert memory.reused(2**23).data_ptr() == at  # a block of about the size
+    assert len({other.data_ptr() for other in others}) == len(others)
     large = memory.reused(2**24 + 2)
     assert large.data_ptr() != at
     del large, second

@@ -90,11 +90,12 @@ class NeighborCache:
         last: the posterior of the last evaluation of the bound, for the next one.
     """
 
+    _too_large: tuple[int, ...] | None = None  # N and K of a graph without an order
+
     def __init__(self) -> None:
         self.last: FactoredPosterior | None = None
         self._nearest: Any = None
         self._plan: tuple[Elimination | None] | None = None
-        self._too_large: tuple[int, ...] | None = None  # N and K of a graph without an order
         self._pooled: tuple[tuple[int, Versions | None], PooledObservations] | None = None
 
     def forget(self) -> None:
@@ -140,5 +141,5 @@ class NeighborCache:
             self._pooled = key, pooled
         return self._pooled[1]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_nearest": None, "_pooled": None, "_plan": None, "last": None}
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return NeighborCache, ()
