@@ -45,7 +45,7 @@ from pyro_nngp.conditionals.general_kernel import (
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.combination import block
-from pyro_nngp.kernels.radial import Radial, broadcast_columns, broadcast_numbers, squared_distance
+from pyro_nngp.kernels.radial import Profile, Radial, broadcast_columns, broadcast_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
@@ -66,16 +66,19 @@ def radial_conditional(
     points = kernel.columns(points)
     lengthscale, variance, dim = kernel.lengthscale.to(x), kernel.variance.to(x), x.shape[1]
     smoothness, rest = kernel.smoothness, (neighbors, kernel.profile, jitter)
-    smoothness = None if smoothness is None else smoothness.to(x.device)
-    own = [value.shape[value.dim() - kernel.rank :] for value in (variance, smoothness) if value is not None]
-    given = [value.shape[: value.dim() - kernel.rank] for value in (variance, smoothness) if value is not None]
+    smoothness, rank = None if smoothness is None else smoothness.to(x.device), kernel.profile.rank
+    given = [value.shape[: value.dim() - rank] for value in (variance, smoothness) if value is not None]
     given += [lengthscale.shape[:-1], torch.Size() if noise is None else noise.shape[:-2]]
     batch = torch.broadcast_shapes(*given) if any(given) else ()
     if not batch:
         return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, smoothness))
-    lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(*batch, *own[0])
-    variance = variance.reshape(-1, *own[0])
-    smoothness = None if smoothness is None else smoothness.expand(*batch, *own[1]).reshape(-1, *own[1])
+
+    def sets(value: Tensor) -> Tensor:
+        own = value.shape[value.dim() - rank :]
+        return value.expand(*batch, *own).reshape(-1, *own)
+
+    lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), sets(variance)
+    smoothness = None if smoothness is None else sets(smoothness)
     if noise is not None and noise.dim() > 2:
         noise = noise.expand(*batch, *neighbors.shape).reshape(-1, *neighbors.shape)
     w, var = _compute(Problem(x, points, lengthscale, variance, noise, *rest, smoothness))
@@ -113,7 +116,7 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
 
 def _in_torch(problem: Problem) -> bool:
     """Whether the engine of torch operations covers the kernel: one of fixed smoothness."""
-    return problem.smoothness is None and not problem.rank
+    return problem.smoothness is None and not problem.profile.rank
 
 
 def _general(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -166,9 +169,7 @@ class _Fused(torch.autograd.Function):
         if any(isinstance(dim, int) for dim in (dims.x, dims.points, dims.neighbors)):
             w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
             return (w, var, None, ()), (0, 0, None, ())
-        rank = problem.rank
-        stop = problem.variance.dim() - rank
-        sets = (info.batch_size, *problem.variance.shape[isinstance(dims.variance, int) : stop])
+        sets = (info.batch_size, *problem.sets[isinstance(dims.variance, int) :])
 
         def flat(value: Tensor | None, dim: Any, rank: int) -> Tensor | None:
             if value is None or (not isinstance(dim, int) and value.dim() == rank == 2):
@@ -182,9 +183,9 @@ class _Fused(torch.autograd.Function):
         w, var = _compute(
             problem._replace(
                 lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
-                variance=cast(Tensor, flat(problem.variance, dims.variance, rank)),
+                variance=cast(Tensor, flat(problem.variance, dims.variance, problem.profile.rank)),
                 noise=flat(problem.noise, dims.noise, 2),
-                smoothness=flat(problem.smoothness, dims.smoothness, rank),
+                smoothness=flat(problem.smoothness, dims.smoothness, problem.profile.rank),
             )
         )
         return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
@@ -294,12 +295,11 @@ def _forward(problem: Problem, wanted: Wanted | None) -> tuple[Tensor, Tensor, N
     w, var, extra, inside = new(shape), new(lead), problem.x.new_zeros(lead), new(lead, dtype=torch.bool)
     packed = memory.empty((*shape, k), problem.x.dtype, problem.x.device) if wanted else None
     below, padded = problem.x.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
+    function = cast(Profile, problem.profile).function
     for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, noise = _chunk(problem, part, padded)
-        cov_nn, slope = problem.single.function(
-            squared_distance(scaled, scaled), broadcast_numbers(problem.variance, 3)
-        )
-        cov_nx = problem.single.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[0]
+        cov_nn, slope = function(squared_distance(scaled, scaled), broadcast_numbers(problem.variance, 3))
+        cov_nx = function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[0]
         cov_xx = broadcast_numbers(problem.variance, 1).expand(cov_nx.shape[:-1])
         results = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
         w[..., part, :], var[..., part], tril, more, inside[..., part] = results
@@ -317,6 +317,7 @@ def _backward(
     d, k, scale = problem.x.shape[1], w.shape[-1], broadcast_columns(problem.scale, 3)
     grad_var = grad_var * inside
     below, padded = w.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
+    function = cast(Profile, problem.profile).function
     log_lengthscale = torch.zeros_like(problem.lengthscale)
     log_variance = (grad_var * var).sum(-1) if problem.sets else torch.dot(grad_var, var)
     grad_noise = torch.empty_like(w)
@@ -332,7 +333,7 @@ def _backward(
         log_variance -= (grad_diag * (more if added is None else more + added)).sum((-2, -1))
         pairs = (left[..., None] * weights[..., None, :]).addcmul_(weights[..., None], left[..., None, :])
         near = _pull_pairs(pairs.mul_(packed[..., part, :, :]).mul_(below), scaled)
-        slope = problem.single.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[1]
+        slope = function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[1]
         far = -2 * ((left + vw) * slope)[..., None] * scaled
         log_lengthscale -= ((near + far) * scaled).sum((-3, -2))
         if grad_x is not None and grad_z is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_nngp import gpu
 from pyro_nngp.kernels.matern_table import layout, tables
-from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF
+from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF, Combination, Profile
 from pyro_nngp.linalg.nuggets import nugget_flags
 from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
@@ -24,7 +24,7 @@ MAX_NEIGHBORS = 512
 FEWEST_TARGETS = 512
 """Problems of fewer targets are not worth the seconds in which a kernel is compiled."""
 FACTORS_BYTES = 2**30
-_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
+_KERNELS: dict[Profile | Combination, int] = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
 
 
 class Tiles(NamedTuple):
@@ -139,7 +139,7 @@ def constants(problem: Problem) -> dict[str, Any]:
     k = problem.neighbors.shape[1]
     return {
         "D": problem.x.shape[1],
-        "KERNEL": _KERNELS[problem.single],
+        "KERNEL": _KERNELS[problem.profile],
         "TABLE": math.prod(layout(problem.x.dtype).shape[1:]),
         "TERMS": layout(problem.x.dtype).terms,
         "JITTER": problem.jitter,

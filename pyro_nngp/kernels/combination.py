@@ -42,7 +42,7 @@ def block(
     if not isinstance(profile, Combination):
         return radial.block(x, z, lengthscale, variance, profile, smoothness)
     blocks, first, table = [], 0, 0
-    for part, (own, dim) in enumerate(zip(profile.profiles, profile.dims, strict=True)):
+    for part, (own, dim) in enumerate(zip(profile.parts, profile.dims, strict=True)):
         columns, nu = slice(first, first + dim), None
         if own.correlation is not None and smoothness is not None:
             nu, table = smoothness[..., table], table + 1
@@ -57,14 +57,15 @@ def _combined(one: Radial | None, two: Radial | None, join: Callable[[tuple, tup
     """Both as parts of one kernel, whose terms are the join of theirs."""
     if one is None or two is None:
         return None
-    first, second, both = _as_combination(one), _as_combination(two), (one, two)
-    count, profiles = len(first.profiles), first.profiles + second.profiles
-    if len(profiles) > MAX_PARTS:
+    both = one, two
+    first, second = (kernel.profile.combined(kernel.dim) for kernel in both)
+    count, parts = len(first.parts), first.parts + second.parts
+    if len(parts) > MAX_PARTS:
         return None
     renumbered = tuple(tuple(part + count for part in term) for term in second.terms)
     smoothness = [_last(kernel, kernel.smoothness) for kernel in both if kernel.smoothness is not None]
     return Radial(
-        Combination(profiles, first.dims + second.dims, join(first.terms, renumbered)),
+        Combination(parts, first.dims + second.dims, join(first.terms, renumbered)),
         _side_by_side([kernel.lengthscale.expand(*kernel.lengthscale.shape[:-1], kernel.dim) for kernel in both]),
         _side_by_side([_last(kernel, kernel.variance) for kernel in both]),
         lambda x: torch.cat([kernel.columns(x) for kernel in both], -1),
@@ -73,14 +74,9 @@ def _combined(one: Radial | None, two: Radial | None, join: Callable[[tuple, tup
     )
 
 
-def _as_combination(kernel: Radial) -> Combination:
-    profile = kernel.profile
-    return profile if isinstance(profile, Combination) else Combination((profile,), (kernel.dim,), ((0,),))
-
-
 def _last(kernel: Radial, value: Tensor) -> Tensor:
     """A number per part in the last dimension."""
-    return value if kernel.rank else value[..., None]
+    return value if kernel.profile.rank else value[..., None]
 
 
 def _side_by_side(values: list[Tensor]) -> Tensor:

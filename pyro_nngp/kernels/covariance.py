@@ -66,8 +66,8 @@ class Covariance:
         if parts is not None:
             scale = parts.lengthscale
             scale = of_part(scale, min(1, scale.dim()))
-            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, parts.rank)
-            variance = of_part(parts.variance, parts.rank)
+            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, parts.profile.rank)
+            variance = of_part(parts.variance, parts.profile.rank)
             parts = parts._replace(lengthscale=scale, variance=variance, smoothness=smoothness)
         batch = (*self.batch_shape[:stop], *ones)
         return Covariance(

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._autograd import apply, mapped_first
@@ -38,11 +39,33 @@ class Profile(NamedTuple):
     function: Any
     correlation: Callable[[Tensor, Tensor], Tensor] | None = None
 
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of a variance that are not batch dimensions."""
+        return 0
+
+    @property
+    def parts(self) -> "tuple[Profile, ...]":
+        """The profile itself."""
+        return (self,)
+
+    def combined(self, dim: int) -> "Combination":
+        """The profile in `dim` columns as the only part of a combination."""
+        return Combination((self,), (dim,), ((0,),))
+
+    def total(self, variance: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """The variance of the kernel."""
+        return variance
+
+    def scaled(self, lengthscale: Tensor) -> Tensor:
+        """What inputs are divided by."""
+        return lengthscale * self.stretch
+
 
 class Combination(NamedTuple):
-    """A sum of products of F parts, each with columns of its own."""
+    """A sum of products of F parts, each with columns of its own; what a :class:`Profile` says, it says of all."""
 
-    profiles: tuple[Profile, ...]
+    parts: tuple[Profile, ...]
     dims: tuple[int, ...]
     """Number of columns of each part, which lie side by side."""
     terms: tuple[tuple[int, ...], ...]
@@ -52,6 +75,20 @@ class Combination(NamedTuple):
         """The sum of products of values of the parts."""
         products = [functools.reduce(operator.mul, [values[part] for part in term]) for term in self.terms]
         return functools.reduce(operator.add, products)
+
+    @property
+    def rank(self) -> int:
+        return 1
+
+    def combined(self, dim: int) -> "Combination":
+        return self
+
+    def total(self, variance: Float[Tensor, "*S F"]) -> Float[Tensor, "*S"]:
+        return self.of_values(variance.unbind(-1))
+
+    def scaled(self, lengthscale: Float[Tensor, "*S D"]) -> Float[Tensor, "*S D"]:
+        each = zip(self.parts, self.dims, strict=True)
+        return lengthscale * lengthscale.new_tensor([part.stretch for part, dim in each for _ in range(dim)])
 
 
 class Radial(NamedTuple):
@@ -69,26 +106,16 @@ class Radial(NamedTuple):
     smoothness: Tensor | None = None
     """Shape (*S,), of a combination (*S, T) for its T Matérn profiles of any smoothness; None without such."""
 
-    @property
-    def rank(self) -> int:
-        """Number of dimensions of a variance that are not batch dimensions."""
-        return int(isinstance(self.profile, Combination))
-
-    @property
-    def single(self) -> Profile:
-        """The profile of one stationary kernel."""
-        return cast(Profile, self.profile)
-
     def scaled_squares(self, x: Tensor, z: Tensor) -> Tensor:
         """Squared distances (*S, ..., n, m) in units of ``profile.stretch`` lengthscales."""
-        scale, left = self.lengthscale.to(x) * self.single.stretch, self.columns(x)
+        scale, left = self.profile.scaled(self.lengthscale.to(x)), self.columns(x)
         return block(left, left if z is x else self.columns(z), scale, x.new_ones(()), SQUARED_DISTANCE)
 
     def covariance_at(self, q: Tensor, rank: int) -> Tensor:
         """The covariance at squared distances q of points of `rank` dimensions, by plain autograd."""
         variance = broadcast_numbers(self.variance.to(q), rank)
         q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
-        return self.single.function(q, variance)[0]
+        return cast(Profile, self.profile).function(q, variance)[0]
 
 
 def block(

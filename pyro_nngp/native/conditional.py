@@ -11,7 +11,7 @@ import ctypes
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,19 +71,9 @@ class Problem(NamedTuple):
         return self._replace(lengthscale=scale, variance=variance, noise=noise, smoothness=smoothness)
 
     @property
-    def rank(self) -> int:
-        """Number of dimensions of a variance that are not S."""
-        return int(isinstance(self.profile, Combination))
-
-    @property
-    def single(self) -> Profile:
-        """The profile of one stationary kernel."""
-        return cast(Profile, self.profile)
-
-    @property
     def sets(self) -> tuple[int, ...]:
         """(S,), or () for one set."""
-        return tuple(self.variance.shape[: self.variance.dim() - self.rank])
+        return tuple(self.variance.shape[: self.variance.dim() - self.profile.rank])
 
     @property
     def num_sets(self) -> int:
@@ -93,21 +83,17 @@ class Problem(NamedTuple):
     @property
     def prior_variance(self) -> Tensor:
         """The variance k(x, x), () or (S,)."""
-        parts = self.profile
-        return parts.of_values(self.variance.unbind(-1)) if isinstance(parts, Combination) else self.variance
+        return self.profile.total(self.variance)
 
     @property
     def scale(self) -> Tensor:
         """Lengthscales times the stretch of the profile, as `lengthscale`."""
-        if not isinstance(self.profile, Combination):
-            return self.lengthscale * self.profile.stretch
-        each = zip(self.profile.profiles, self.profile.dims, strict=True)
-        return self.lengthscale * self.lengthscale.new_tensor([p.stretch for p, dim in each for _ in range(dim)])
+        return self.profile.scaled(self.lengthscale)
 
     @property
     def num_tables(self) -> int:
         """Number of parts whose smoothness is a parameter."""
-        return 0 if self.smoothness is None else self.smoothness.shape[-1] if self.rank else 1
+        return 0 if self.smoothness is None else self.smoothness.shape[-1] if self.profile.rank else 1
 
 
 class Gradients(NamedTuple):
@@ -135,7 +121,7 @@ def supported(problem: Problem) -> bool:
     """Whether compiled code is available, switched on, and covers this kernel, device, dtype and K."""
     x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
     return (
-        all(profile in _KERNELS for profile in _profiles(problem.profile))
+        all(part in _KERNELS for part in problem.profile.parts)
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and problem.points.dtype == x.dtype
@@ -166,7 +152,7 @@ def forward(
     by_smoothness = wanted is not None and wanted.smoothness
     p = d + by_smoothness * problem.num_tables
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
-    few = wanted is not None and not problem.rank and not wanted.inputs and problem.noise is explained is None
+    few = wanted is not None and not problem.profile.rank and not wanted.inputs and problem.noise is explained is None
     if few and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
         tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
         kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
@@ -197,7 +183,7 @@ def backward(
     kernel, noise, inputs, smoothness = wanted
     smoothness = smoothness and kernel
     p = d + smoothness * problem.num_tables
-    sums = new(*sets, -(-b // width), p + _num_parts(problem), dtype=torch.float64) if kernel else None
+    sums = new(*sets, -(-b // width), p + len(problem.profile.parts), dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     left = None if explained is None else new(b, k)
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
@@ -226,8 +212,8 @@ def backward(
     if sums is None:
         return Gradients(None, None, grad_noise, grad_x, grad_z, left=left)
     scales, of_smoothness, of_variance = sums.sum(-2).to(problem.x.dtype).tensor_split((d, p), -1)
-    if not problem.rank:
-        of_smoothness, of_variance = of_smoothness.sum(-1), of_variance[..., 0]
+    if not problem.profile.rank:
+        of_smoothness, of_variance = of_smoothness.squeeze(-1), of_variance.squeeze(-1)
     return Gradients(scales, of_variance, grad_noise, grad_x, grad_z, of_smoothness if smoothness else None, left)
 
 
@@ -237,8 +223,8 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
         if (rank := getattr(problem, arg).dim()) != 2:
             fail("nn_conditional", arg, "with 2 dimensions", rank, "Give rows of coordinates, or of numbers.")
     (b, d), k = problem.x.shape, problem.neighbors.shape[1]
-    columns = sum(problem.profile.dims) if isinstance(problem.profile, Combination) else d
-    if problem.rank and not d == problem.lengthscale.shape[-1:].numel() == columns:
+    columns = sum(problem.profile.combined(d).dims)
+    if problem.profile.rank and not d == problem.lengthscale.shape[-1:].numel() == columns:
         found, cure = (d, tuple(problem.lengthscale.shape)), "Give the columns side by side, and a scale for each."
         fail("nn_conditional", "x, lengthscale", f"with the {columns} columns of all parts", found, cure)
     if not 1 <= k <= MAX_NEIGHBORS or problem.x.dtype not in (torch.float32, torch.float64):
@@ -247,20 +233,12 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return b, k, d, len(problem.points)
 
 
-def _profiles(profile: Profile | Combination) -> tuple[Profile, ...]:
-    return profile.profiles if isinstance(profile, Combination) else (profile,)
-
-
-def _num_parts(problem: Problem) -> int:
-    return len(_profiles(problem.profile))
-
-
 @functools.lru_cache(maxsize=64)
-def _form(profile: Profile | Combination, dim: int) -> dict[str, Any]:
+def _form(profile: Combination) -> dict[str, Any]:
     """Numbers, first columns and terms of the parts, as arrays that stay where they are."""
-    dims, terms = (profile.dims, profile.terms) if isinstance(profile, Combination) else ((dim,), ((0,),))
+    parts, dims, terms = profile
     arrays = {
-        "kernels": [_KERNELS[part] for part in _profiles(profile)],
+        "kernels": [_KERNELS[part] for part in parts],
         "columns": [0, *itertools.accumulate(dims)],
         "terms": [sum(1 << part for part in term) for term in terms],
     }
@@ -282,11 +260,11 @@ def _run(
 ) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
-    sets, parts = problem.sets, _num_parts(problem)
+    sets, parts = problem.sets, len(problem.profile.parts)
     work = problem.num_sets * b * k * k * (k + 20 * d + 50 * parts)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
     blocks = -(-b // loaded().nn_conditional_width(level, is_double))
-    num_tables, form = problem.num_tables, _form(problem.profile, d)
+    num_tables, form = problem.num_tables, _form(problem.profile.combined(d))
     p = d + by_smoothness * num_tables
     table = None if problem.smoothness is None else tables(problem.smoothness, dtype)
     layout = {
@@ -294,8 +272,8 @@ def _run(
         "points": ((num_points, d), dtype),
         "neighbors": ((b, k), torch.int64),
         "scale": ((*sets, d), dtype),
-        "variance": ((*sets, *[parts] * problem.rank), dtype),
-        "table": ((*sets, *[num_tables] * problem.rank, *table_layout(dtype).shape), dtype),
+        "variance": ((*sets, *[parts] * problem.profile.rank), dtype),
+        "table": ((*sets, *[num_tables] * problem.profile.rank, *table_layout(dtype).shape), dtype),
         "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
         "explained": ((b, k + 1, k + 1), dtype),
         "failed": ((*sets, b), torch.bool),
