@@ -175,7 +175,8 @@ def _conditional(
         w, var = _general(cov, x.double(), near.double(), own, None if noise is None else noise.double(), jitter)
         return w.float(), var.float()
     w, var = _general(cov, x, points, neighbors, noise, jitter)
-    if x.dtype == torch.float32 and not torch.is_grad_enabled() and not is_batchedtensor(var):
+    looks = x.dtype == torch.float32 and x.device.type == "cpu"  # a GPU is not waited for
+    if looks and not torch.is_grad_enabled() and not is_batchedtensor(var):
         warn_of_unresolved(cov.diag(x), noise, var)
     return w, var
 
