@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_nngp.likelihoods import Likelihood
@@ -59,17 +58,12 @@ class GraphConvolutionEncoder(nn.Module):
         cov = near.covariance(near.x, near.x) * (near.mask[:, :, None] & near.mask[:, None, :])
         away = torch.ones_like(cov)
         away[:, 0, 1:] = 0
-        adjacency = self.adjacency(cov, away)
+        adjacency = normalized(cov * away)
         spread = torch.where(near.mask, cov.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
         start = ((near.response - near.mean) / spread * near.mask)[..., None]
         loc, row = (_convolve(layers, adjacency, start)[..., 0] for layers in (self.loc, self.row))
         own, average = near.var.sqrt(), (loc * near.mask).sum(-1) / near.mask.sum(-1)
         return spread[:, 0] * average, own * bounded(row[..., 0]).exp(), own[:, None] * row[..., 1:]
-
-    @staticmethod
-    def adjacency(cov: Float[Tensor, "U n n"], away: Float[Tensor, "U n n"]) -> Float[Tensor, "U n n"]:
-        """D^-1/2 A D^-1/2 of covariances and of zeros where a point would read its parents."""
-        return normalized(cov * away)
 
 
 def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tensor:
