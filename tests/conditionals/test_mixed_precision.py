@@ -58,7 +58,9 @@ def test_values_and_gradients_are_those_of_float64(kernel, noise, sets):
 
 @pytest.mark.parametrize("native", ["0", "1"])
 @pytest.mark.parametrize("noise", [None, 1e-6])
-@pytest.mark.parametrize("made", [RBF, lambda d: RBF(d) + Matern52(d), lambda d: RBF(d) * Linear(d)])
+@pytest.mark.parametrize(
+    "made", [RBF, lambda d: RBF(d) + Matern52(d), lambda d: RBF(d) * Matern(d), lambda d: RBF(d) * Linear(d)]
+)
 def test_any_code_computes_in_float64_where_float32_does_not_resolve(made, noise, native, monkeypatch):
     """A solver of counts whose prior came in float32 on a GPU did not end: 40,000 solutions in place of 900."""
     monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
