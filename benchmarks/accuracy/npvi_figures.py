@@ -32,7 +32,7 @@ from functools import cache, partial
 import pyro
 import torch
 import torch.nn.functional as F
-from npvi import BATCH, ENCODER_BATCH, prepared  # beside this file
+from npvi import BATCH, ENCODER_BATCH, WithoutBiases, prepared  # beside this file
 from pyro.infer import SVI
 from pyro.optim import Adagrad
 from sweeps import Sweep, looks, main, watch
@@ -125,8 +125,8 @@ def solved(data, nugget=NUGGET):
     return scored(gp, *other) | {"seconds": time.process_time() - begin}, gp
 
 
-class AsPrinted(GraphConvolutionEncoder):
-    """The paper's networks in the units of y, of one whose prior has mean zero."""
+class AsPrinted(WithoutBiases):
+    """The paper's networks without biases in the units of y, of one whose prior has mean zero."""
 
     def forward(self, near):
         spread, own = near.covariance.diag(near.x).sqrt(), near.var.sqrt()
