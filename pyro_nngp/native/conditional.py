@@ -19,6 +19,7 @@ from torch import Tensor
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
 from pyro_nngp._tape import operation
+from pyro_nngp.kernels.combination import MAX_PARTS
 from pyro_nngp.kernels.matern_table import layout as table_layout
 from pyro_nngp.kernels.matern_table import tables
 from pyro_nngp.kernels.radial import (
@@ -122,6 +123,7 @@ def supported(problem: Problem) -> bool:
     x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
     return (
         all(part in _KERNELS for part in problem.profile.parts)
+        and len(problem.profile.parts) <= MAX_PARTS
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and problem.points.dtype == x.dtype
@@ -237,6 +239,8 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
 def _form(profile: Combination) -> dict[str, Any]:
     """Numbers, first columns and terms of the parts, as arrays that stay where they are."""
     parts, dims, terms = profile
+    if len(parts) > MAX_PARTS:  # compiled code has room for as many
+        fail("nn_conditional", "a kernel", f"of at most {MAX_PARTS} parts", len(parts), "Ask `supported` first.")
     arrays = {
         "kernels": [_KERNELS[part] for part in parts],
         "columns": [0, *itertools.accumulate(dims)],

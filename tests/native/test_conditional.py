@@ -24,6 +24,7 @@ from pyro_nngp.kernels import (
     Wendland,
     bind,
 )
+from pyro_nngp.kernels.radial import Combination
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.native import conditional as compiled
 
@@ -119,6 +120,12 @@ def test_columns_of_all_parts_are_asked_for():
     x = torch.rand(4, 3)
     with pytest.raises(ValueError, match="expected variance"):
         compiled.forward(problem._replace(x=x, points=x, variance=torch.ones(1)))
+    nine = Combination((RBF.profile,) * 9, (1,) * 9, ((0,),))
+    x, nine_numbers = torch.rand(4, 9), torch.ones(9)
+    many = problem._replace(x=x, points=x, lengthscale=nine_numbers, variance=nine_numbers, profile=nine)
+    assert not compiled.supported(many)
+    with pytest.raises(ValueError, match="expected a kernel of at most 8 parts, got 9"):
+        compiled.forward(many)
 
 
 @needs_library
