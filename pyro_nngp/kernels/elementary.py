@@ -107,20 +107,18 @@ class Cosine(Kernel):
         values = self.read_all()
         batch = self.batch_shape_of(values)
 
+        def wind(x: Tensor, period: Tensor) -> Tensor:
+            angle = 2 * math.pi * (x / period).expand(*x.shape[:-1], self.input_dim).sum(-1, keepdim=True)
+            return torch.cat([angle.cos(), angle.sin()], -1)
+
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
             period = broadcast_columns(values["period"].to(x), rank)
-
-            def wind(x: Tensor) -> Tensor:
-                angle = 2 * math.pi * (x / period).expand(*x.shape[:-1], self.input_dim).sum(-1, keepdim=True)
-                return torch.cat([angle.cos(), angle.sin()], -1)
-
-            x, z = map_centered(wind, *self._column_pair(x, z))
+            x, z = map_centered(lambda y: wind(y, period), *self._column_pair(x, z))
             return broadcast_numbers(values["variance"].to(x), rank) * (x @ z.mT)
 
         def circle(x: Tensor) -> Tensor:
-            angle = 2 * math.pi * (self._columns(x).double() / period.to(x.device)).sum(-1, keepdim=True)
-            return torch.cat([angle.cos(), angle.sin()], -1).to(x)
+            return wind(self._columns(x).double(), period.to(x.device)).to(x)
 
         period, variance, radial = values["period"], values["variance"], None
         if period.dim() <= (self.input_dim > 1):  # no batch of them: all sets share the circle

@@ -15,7 +15,6 @@ Reference: Kang, Katzfuss (2023), "Correlation-based sparse inverse Cholesky fac
 inference", Statistics and Computing.
 """
 
-import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +27,7 @@ from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper
 from pyro_nngp.kernels.binding import bind_double
+from pyro_nngp.kernels.radial import on_circles
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
 
@@ -177,5 +177,4 @@ def _features(part: Stationary | Gneiting, x: Tensor) -> Tensor:
     x, scale = part._columns(x), part.read("lengthscale").double()
     if not isinstance(part, Periodic):
         return x / scale
-    angle = 2 * math.pi * x / part.read("period").double()
-    return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
+    return on_circles(x, part.read("period").double(), scale)

@@ -161,6 +161,12 @@ def map_centered(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> 
     return mapped, mapped if z is x else features(z - origin)
 
 
+def on_circles(x: Tensor, period: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """Columns x, each wound around a circle of radius 1 / scale: (..., D) -> (..., 2 D)."""
+    angle = 2 * math.pi * x / period
+    return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
+
+
 def scaled_block(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     """Covariance block of inputs that are already centered and scaled.
 

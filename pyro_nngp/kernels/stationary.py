@@ -4,7 +4,6 @@ Differs from the textbook (Rasmussen and Williams 2006, chapter 4): nothing.
 Cost: O(n m D) per block. Symbols: \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -224,16 +223,11 @@ class Periodic(Stationary):
             period = radial.broadcast_columns(values["period"].to(x), rank)
             scale = radial.broadcast_columns(lengthscale.to(x), rank) * self.profile.stretch
 
-            def wind(x: Tensor) -> Tensor:
-                angle = 2 * math.pi * x / period
-                return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
-
-            variance = radial.broadcast_numbers(values["variance"].to(x), rank)
-            return radial.scaled_block(*radial.map_centered(wind, *self._column_pair(x, z)), variance, self.profile)
+            x, z = radial.map_centered(lambda y: radial.on_circles(y, period, scale), *self._column_pair(x, z))
+            return radial.scaled_block(x, z, radial.broadcast_numbers(values["variance"].to(x), rank), self.profile)
 
         def circles(x: Tensor) -> Tensor:
-            angle = 2 * math.pi * self._columns(x).double() / values["period"].to(x.device)
-            return torch.cat([angle.sin(), angle.cos()], -1).to(x)
+            return radial.on_circles(self._columns(x).double(), values["period"].to(x.device)).to(x)
 
         batch, parts = self.batch_shape_of(values), None
         if values["period"].dim() <= (self.input_dim > 1):  # no batch of them: all sets share the circles
