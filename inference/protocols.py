@@ -106,14 +106,6 @@ class Smooth(Protocol):
     has_smooth_loss: bool
 
 
-@runtime_checkable
-class IntegratesCoefficients(Protocol):
-    """A method that may have solved coefficients, of which its log density is a quadratic function."""
-
-    def coefficient_nodes(self) -> dict[str, Tensor]:
-        """Values of their sites, (n, *event), that average to expectations under their posterior; empty without."""
-
-
 class Profile(Protocol):
     """The largest bound over all q of a method, as a function of its hyperparameters.
 
@@ -173,17 +165,6 @@ class Sharded(Protocol):
 
 
 @runtime_checkable
-class Started(Protocol):
-    """A method whose unset hyperparameters start from the data.
-
-    Attributes:
-        untrained_hyperparameters: names of those that still have the values that they started with.
-    """
-
-    untrained_hyperparameters: list[str]
-
-
-@runtime_checkable
 class Checked(Protocol):
     """A Gaussian-process method, whose data and hyperparameters the checks at the end of a run compare.
 
@@ -191,11 +172,12 @@ class Checked(Protocol):
 
     Attributes:
         num_data: N; on several processes the number of local rows.
-        started_hyperparameters: names of hyperparameters that were left unset, and started from the data.
+        started_hyperparameters: names of hyperparameters that were left unset and started from the data, and whether
+            they have changed since.
     """
 
     num_data: int
-    started_hyperparameters: list[str]
+    started_hyperparameters: dict[str, bool]
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail, warn
-from pyro_nngp.inference.protocols import Started, owner_of
+from pyro_nngp.inference.protocols import Checked, offers, owner_of
 
 
 def warn_of_starts(where: str, model: Callable, more: str) -> None:
@@ -20,7 +20,8 @@ def warn_of_starts(where: str, model: Callable, more: str) -> None:
         more: another cure.
     """
     method = owner_of(model)
-    kept = method.untrained_hyperparameters if isinstance(method, Started) else []
+    started = method.started_hyperparameters if offers(method, Checked) else {}
+    kept = [name for name, has_changed in started.items() if not has_changed]
     if kept:
         warn(
             f"{where}: {kept} have no priors and stay at rough starts from the data, which intervals and draws depend "

@@ -15,11 +15,26 @@ Reference: Stroud (1957), "Remarks on the disposition of points in numerical int
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
 
+from pyro_nngp.hyperparameters.priors import site_name
 from pyro_nngp.inference.elbo import IntegratedELBO
-from pyro_nngp.inference.protocols import IntegratesCoefficients
+from pyro_nngp.inference.protocols import Trainable
+from pyro_nngp.means import LinearMean
 
 _PLATES = 2  # of a method: the data, and latent functions
+
+
+def coefficient_nodes(method: Trainable) -> dict[str, Tensor]:
+    """Values of the sites of a method's mean, (n, *event), that average to expectations under their joint posterior.
+
+    Empty where the method does not solve for one.
+    """
+    if isinstance(method, nn.Module):
+        mean = dict(method.named_children()).get("mean")
+        if isinstance(mean, LinearMean) and mean.has_posterior:
+            return {site_name(method, mean, name): values for name, values in mean.nodes().items()}
+    return {}
 
 
 class CubatureELBO(IntegratedELBO):
@@ -29,13 +44,13 @@ class CubatureELBO(IntegratedELBO):
         method: the method; its nodes are read at every evaluation, since they follow its solutions.
     """
 
-    def __init__(self, method: IntegratesCoefficients) -> None:
-        count = len(next(iter(method.coefficient_nodes().values())))
+    def __init__(self, method: Trainable) -> None:
+        count = len(next(iter(coefficient_nodes(method).values())))
         super().__init__(num_particles=count, vectorize_particles=True, max_plate_nesting=_PLATES)
         self._method = method
 
     def _get_trace(self, model, guide, args, kwargs):
-        with _AtNodes(self._method.coefficient_nodes()):
+        with _AtNodes(coefficient_nodes(self._method)):
             return super()._get_trace(model, guide, args, kwargs)
 
 

@@ -14,7 +14,6 @@ from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import (
     Alternating,
     Batched,
-    IntegratesCoefficients,
     MultiLatent,
     Profiled,
     Program,
@@ -24,6 +23,7 @@ from pyro_nngp.inference.protocols import (
     Trainable,
     graph_of,
 )
+from pyro_nngp.inference.svi.cubature import coefficient_nodes
 from pyro_nngp.inference.svi.parameters import modules_of
 
 _METRIC_PARTS = ("kernel", "hyper_guide")
@@ -118,9 +118,9 @@ def integrates_coefficients(method: Trainable, solving: bool, elbo: ELBO, drawn:
         elbo: the objective.
         drawn: sites of the guide that have to be among them.
     """
-    if not (solving and isinstance(method, IntegratesCoefficients) and type(elbo) is IntegratedELBO):
+    if not (solving and type(elbo) is IntegratedELBO):
         return False
-    nodes = method.coefficient_nodes()
+    nodes = coefficient_nodes(method)
     return bool(nodes) and nodes.keys() >= set(drawn) and len(next(iter(nodes.values()))) <= _MOST_NODES
 
 

@@ -17,7 +17,7 @@ from pyro_nngp._checks import fail, warn
 from pyro_nngp._random import shuffled
 from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
-from pyro_nngp.inference.protocols import IntegratesCoefficients, Refreshable, Trainable, graph_of
+from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
 from pyro_nngp.inference.svi.cubature import CubatureELBO
@@ -99,7 +99,7 @@ class Trainer:
         if optimizer == "lbfgs":
             self.tolerance *= min(1.0, num_data / _MANY_ROWS)
             if integrates_coefficients(method, solving, elbo):
-                elbo = CubatureELBO(cast(IntegratesCoefficients, method))
+                elbo = CubatureELBO(method)
         if optimizer == "lbfgs" and for_adam:
             cure = 'Leave them out, or choose optimizer="adam".'
             fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)

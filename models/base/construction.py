@@ -143,15 +143,14 @@ def start(method: Any, solves_coefficients: bool) -> None:
     method._origin = ()
 
 
-def untrained(method: nn.Module, first: Mapping[str, Tensor]) -> list[str]:
-    """Names of parameters whose values are still the first ones."""
-    names = []
+def changed(method: nn.Module, first: Mapping[str, Tensor]) -> dict[str, bool]:
+    """For each name of a parameter, whether its value is another than the first one, or is a parameter no more."""
+    found = {}
     for name, value in first.items():
         path, _, attribute = name.rpartition(".")
         now = method.get_submodule(path)._parameters.get(f"{attribute}_unconstrained")
-        if now is not None and torch.equal(now.detach().cpu(), value.cpu()):
-            names.append(name)
-    return names
+        found[name] = now is None or not torch.equal(now.detach().cpu(), value.cpu())
+    return found
 
 
 def _warn_of_data(method: Any, spread: Tensor) -> None:

@@ -26,7 +26,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.rows import ShardedRows
 from pyro_nngp.hyperparameters import GPModule, HyperparameterGuide, check_same_sites
 from pyro_nngp.hyperparameters.description import show_kind
-from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attributes, site_name
+from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attributes
 from pyro_nngp.kernels import neighbor_metric
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import construction, entries, extension, several_processes
@@ -244,14 +244,9 @@ class Method(GPModule):
         return self.rows.is_whole and can_be_mapped(modules_with_priors(self))
 
     @property
-    def started_hyperparameters(self) -> list[str]:
-        """Names of parameters that were left unset, and started from the data."""
-        return list(self._first_values)
-
-    @property
-    def untrained_hyperparameters(self) -> list[str]:
-        """Names of parameters that were left unset and still have the values that they started with."""
-        return construction.untrained(self, self._first_values)
+    def started_hyperparameters(self) -> dict[str, bool]:
+        """Names of parameters that were left unset and started from the data, and whether they have changed since."""
+        return construction.changed(self, self._first_values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return nn.Module.__call__(self, *args, **kwargs)  # without the context of a Pyro program
@@ -290,16 +285,6 @@ class Method(GPModule):
         Cost: O(p B K^3) for p hyperparameters and B = 2,048 rows at most, seconds for pseudo-likelihoods.
         """
         return summarize(self, self.hyper_guide, probability)
-
-    def coefficient_nodes(self) -> dict[str, Tensor]:
-        """Values of the sites of the mean, (n, *event), that average to expectations under their joint posterior.
-
-        Empty where the method does not solve for one.
-        """
-        mean: Any = self._modules.get("mean")
-        if not getattr(mean, "has_posterior", False):
-            return {}
-        return {site_name(self, mean, name): values for name, values in mean.nodes().items()}
 
     def information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters without priors; or the reason why the method has none."""
