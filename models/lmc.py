@@ -21,8 +21,8 @@ from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
-from pyro_nngp._kinds import check_steps
-from pyro_nngp.bound import Bound
+from pyro_nngp._kinds import check_flags, check_steps
+from pyro_nngp.bound import Bound, versions_of
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
@@ -49,6 +49,7 @@ from pyro_nngp.starts.outputs import start_outputs
 from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, latent_priors
 from pyro_nngp.variational.factor_solution import find_intervals, solve_factors
 from pyro_nngp.variational.family import parameters_but_level
+from pyro_nngp.variational.loadings_draws import MOST_VALUES, draw_loadings
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
 _NATS = 2e-3  # gain of a round per loading below which they are solved for
@@ -220,16 +221,19 @@ class LMC(Method):
         cov = (loading * variances[:, None]) @ loading.mT
         return cov[0] if x is None else cov
 
-    def correlations(self, probability: float = 0.95) -> Correlations:
+    def correlations(self, probability: float = 0.95, *, progress: bool = True) -> Correlations:
         r"""Correlations of the outputs at a site beyond their mean functions, with intervals; of factor loadings.
 
-        The intervals are those of the posterior of the loadings with all latent values integrated out
-        (:mod:`pyro_nngp.variational.loadings_information`), with the kernels taken as known. How many correlations they
-        cover in simulated data is in ``benchmarks/results/factors.md``: too few of 40 outputs. The posterior becomes
-        the guide of the loadings, which until then is a point.
+        Up to 5,000 latent values they are quantiles over draws of loadings, factors and kernels given the sites
+        (:mod:`pyro_nngp.variational.loadings_draws`), kept until the method changes; how many correlations the
+        intervals cover in simulated data is in ``benchmarks/results/factors.md``. Beyond, the posterior of the loadings
+        is normal, with the kernels taken as known (:mod:`pyro_nngp.variational.loadings_information`), which is too
+        narrow where ranges are not well known. That normal posterior becomes the guide of the loadings, which until
+        then is a point.
 
         Args:
             probability: of the intervals.
+            progress: whether to show a bar while drawing.
 
         Returns:
             Medians, lower and upper ends, (T, T) each.
@@ -238,20 +242,29 @@ class LMC(Method):
             TypeError: unless `mixing` is a :class:`~pyro_nngp.loadings.FactorLoadings`.
             ValueError: unless `probability` is in (0, 1).
 
-        Cost: O((L N)^3) up to 3,000 latent values, then linear in N: that many at a time.
+        Cost: 900 to 4,400 rounds of the chain, 20 ms each for 2,000 latent values; beyond 5,000 O((L N)^3) for 3,000
+        latent values at a time.
         """
         loadings, where = self._factors, "LMC.correlations"
         if loadings is None:
             expectation, cure = "to be FactorLoadings", "Build LMC(..., mixing=FactorLoadings(T, F)), and fit it."
             fail(where, "mixing", expectation, type(self._modules.get("mixing")).__name__, cure, TypeError)
         check_number(where, "probability", probability)
+        check_flags(where, progress=progress)
         if not 0 < probability < 1:
             fail(where, "probability", "in (0, 1)", probability, "0.95 is usual.")
         if not bool(self.q.solved):
             self.solve()
         if not bool(loadings.has_intervals):
             find_intervals(self.q, self.posterior(self.bound()), loadings)
-        return loadings.correlations(probability)
+        if self.q.loc.numel() > MOST_VALUES:
+            return loadings.correlations(probability)
+
+        def draw() -> Tensor:
+            medians = self.hyper_guide.medians()
+            return draw_loadings(self.q, self.posterior(self.bound()), loadings, self.kernel, medians, progress)
+
+        return Correlations.of_loadings(self._kept("loadings").get(versions_of(self), draw), probability)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:

@@ -54,6 +54,14 @@ class Correlations(NamedTuple):
     lower: Tensor
     upper: Tensor
 
+    @classmethod
+    def of_loadings(cls, draws: Float[Tensor, "S T F"], probability: float) -> "Correlations":
+        """Quantiles over draws of loadings on factors of one variance."""
+        unit = torch.nn.functional.normalize(draws, dim=-1)
+        levels = torch.tensor([0.5, (1 - probability) / 2, (1 + probability) / 2]).to(unit)
+        rows = [torch.quantile(unit @ row[..., None], levels, dim=0)[..., 0] for row in unit.unbind(1)]
+        return cls(*torch.stack(rows, 1))
+
 
 class FactorLoadings(GPModule):
     """Loadings as the `mixing` of :class:`~pyro_nngp.models.LMC`; sites ``mixing.shrinkage`` and ``mixing.weights``.
@@ -163,10 +171,7 @@ class FactorLoadings(GPModule):
         generator = torch.Generator().manual_seed(0)
         white = torch.randn(_DRAWS, len(tril), generator=generator, device="cpu", dtype=mode.dtype).to(mode)
         draws = (mode.flatten() + white @ tril.mT).view(-1, *mode.shape)
-        unit = torch.nn.functional.normalize(draws, dim=-1)
-        levels = torch.tensor([0.5, (1 - probability) / 2, (1 + probability) / 2]).to(mode)
-        rows = [torch.quantile(unit @ row[..., None], levels, dim=0)[..., 0] for row in unit.unbind(1)]
-        return Correlations(*torch.stack(rows, 1).to(self.mode))
+        return Correlations.of_loadings(draws.to(self.mode), probability)
 
     def precision(self, mode: Float[Tensor, "T F"]) -> Float[Tensor, "T F"]:
         """Expected precisions of the normal distributions whose mixture the prior is."""

@@ -77,6 +77,42 @@ def find_intervals(q: Any, given: Any, loadings: FactorLoadings) -> None:
     loadings.set_information(solution.information(), len(given.bound.covariances) == 1)
 
 
+class Regression(NamedTuple):
+    """Coefficients of the mean functions of outputs, which are solved for together with loadings, and their prior.
+
+    Attributes:
+        mean: the mean function; None where its coefficients are known.
+        basis: basis functions, (N, P), none where they are known.
+        coefficients: present values, (T, P).
+        fixed: the rest of the mean functions, (T, N).
+        center: means of the normal priors, (T, P).
+        precision: precisions of the normal priors, (T, P).
+    """
+
+    mean: BasisMean | None
+    basis: Float[Tensor, "N P"]
+    coefficients: Float[Tensor, "T P"]
+    fixed: Float[Tensor, "T N"]
+    center: Float[Tensor, "T P"]
+    precision: Float[Tensor, "T P"]
+
+
+def regression_of(given: Any, loadings: FactorLoadings) -> Regression:
+    """The coefficients of the mean functions at the present values; arguments as of :class:`FactorSolution`."""
+    rows, mean, x = given.rows, given.mean, given.rows.x
+    present = rows.mean(given.bound).expand(rows.targets().shape).double()
+    solves = isinstance(mean, BasisMean) and mean.is_learned and bool(mean.own_shape)
+    basis = mean.basis(x).double() if solves else x.new_zeros(len(x), 0, dtype=torch.float64)
+    coefficients = mean.coefficients.mT.detach().double() if solves else present.new_zeros(len(present), 0)
+    width = basis.std(0, correction=0)
+    width = torch.where(width > 0, width, 1.0) / _WIDE
+    center = coefficients.clone()
+    center[:, 1:] = 0.0
+    precision = (width / loadings.unit.double()[:, None]).square()
+    fixed = present - coefficients @ basis.mT
+    return Regression(mean if solves else None, basis, coefficients, fixed, center, precision)
+
+
 class _Sites(NamedTuple):
     """Sites of the outputs, and what they belong to."""
 
@@ -111,22 +147,12 @@ class FactorSolution:
         y = rows.targets()
         self._y = y.double() if y.is_floating_point() else y
         self._seen = ~y.isnan()
-        mean, x = given.mean, rows.x
-        solves = isinstance(mean, BasisMean) and mean.is_learned and bool(mean.own_shape)
-        self._mean = mean if solves else None
-        self._basis = mean.basis(x).double() if solves else x.new_zeros(len(x), 0, dtype=torch.float64)
         self._loading, self.loc, self._cov = loadings.mode.double(), loc.double(), cov.double()
-        present = rows.mean(bound).expand(y.shape).double()
-        self._coefficients = mean.coefficients.mT.detach().double() if solves else present.new_zeros(len(y), 0)
-        self._fixed = present - self._coefficients @ self._basis.mT
-        width = self._basis.std(0, correction=0)
-        width = torch.where(width > 0, width, 1.0) / _WIDE
-        self._coefficient_precision = (width / loadings.unit.double()[:, None]).square()
+        regression = regression_of(given, loadings)
+        self._mean, self._basis, self._coefficients, self._fixed, self._center, self._of_prior = regression
         self._blocks: list[Block] = []
         self._missing: Tensor | None = None
         self._rounds = 0
-        self._center = self._coefficients.clone()
-        self._center[:, 1:] = 0.0
 
     def run(self, max_rounds: int, tolerance: float) -> float:
         """Rounds until one promises less than `tolerance` nats per loading; returns what the last one promised."""
@@ -255,7 +281,7 @@ class FactorSolution:
         return gradient - self._prior_precision() * rest + (self._free_scale() @ rest.reshape(-1)).view_as(rest)
 
     def _prior_precision(self) -> Float[Tensor, "T PF"]:
-        return torch.cat([self._coefficient_precision, self._loadings.precision(self._loading)], -1)
+        return torch.cat([self._of_prior, self._loadings.precision(self._loading)], -1)
 
     def _free_scale(self) -> Float[Tensor, "TPF TPF"]:
         """Part of the prior's precision that would shrink the loadings of a factor all together."""
@@ -341,4 +367,4 @@ def _root(curvature: Tensor, complete: Float[Tensor, "T p p"]) -> Tensor:
         return tril @ cholesky(repaired, 0.0)
 
 
-__all__ = ["FactorSolution", "find_intervals", "solve_factors"]
+__all__ = ["FactorSolution", "Regression", "find_intervals", "regression_of", "solve_factors"]

@@ -38,6 +38,7 @@ from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.rows import EVERY, At, Part
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
@@ -221,7 +222,11 @@ class ObservedGaussian(Family):
 
     def can_profile(self, given: Given) -> bool:
         """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""
-        return self._cache.plan(given.graph) is not None
+        return self.elimination(given) is not None
+
+    def elimination(self, given: Given) -> Elimination | None:
+        """The order of elimination for the posterior precision of one function; None without a sparse factor."""
+        return self._cache.plan(given.graph)
 
     @contextmanager
     def profiled(self, read: Callable[[], Any], tolerance: float, keep: bool) -> Iterator[None]:
