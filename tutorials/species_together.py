@@ -77,7 +77,7 @@ gp = LMC(
     mixing=FactorLoadings(num_species, 2),
 )
 nngp.fit(gp, 5 if args.smoke else None, progress=False)
-residual = gp.correlations()
+residual = gp.correlations(progress=False)
 
 # %% [markdown]
 # ## Residual correlations
