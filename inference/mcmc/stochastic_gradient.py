@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_int, check_number, fail, warn
 from pyro_nngp._kinds import check_callable, check_flags
+from pyro_nngp.distributed.training_state import training_state
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.fixed_transport import FixedTransport
 from pyro_nngp.inference.identity import check_same_run, described, identity
@@ -163,7 +164,7 @@ class StochasticGradientKernel(AdaptiveStep):
             parts = identity(
                 model=self.model, args=args, kwargs=kwargs, kernel=type(self), **self.settings(), **settings
             )
-            start = identity(start=method.training_state()["shared"])
+            start = identity(start=training_state(method)["shared"])
             check_same_run(self._where, shard.world, described(parts, shard) | start)
 
     # The interface that pyro.infer.MCMC uses.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import ShardedData, World
+from pyro_nngp.distributed.training_state import load_training_state, training_state
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 from pyro_nngp.inference.identity import check_same_run, described
 from pyro_nngp.inference.protocols import Trainable, shard_of
@@ -210,7 +211,7 @@ class ShardedRanks(Ranks):
 
     def check_shared(self, free: list[Tensor]) -> None:
         named = dict(self.method.named_parameters())
-        local = {id(named[name]) for name in self.method.training_state()["rows"] if name in named}
+        local = {id(named[name]) for name in training_state(self.method)["rows"] if name in named}
         if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
@@ -223,11 +224,11 @@ class ShardedRanks(Ranks):
         return {name: param for name, param in params.items() if id(param) not in solved}
 
     def snapshot(self, params: dict[str, Tensor], modules: list[nn.Module]) -> dict[str, Any]:
-        return self.method.training_state()
+        return training_state(self.method)
 
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Any], params: dict[str, Tensor], modules: list[nn.Module]) -> None:
-        self.method.load_training_state(snapshot)
+        load_training_state(self.method, snapshot)
 
     def described(self, descriptions: dict[str, str]) -> dict[str, str]:
         return described(descriptions, self.shard)

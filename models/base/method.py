@@ -470,17 +470,5 @@ class Method(GPModule):
         """Tables of q with a row per datum, by their names in q."""
         return {}
 
-    def training_state(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per local datum.
-
-        The data are not in it, nor is what follows from the rest: neighbors and halo.
-        """
-        return several_processes.training_state(self)
-
-    @torch.no_grad()
-    def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Restore what :meth:`training_state` returned; all processes must do so at the same time."""
-        several_processes.load_training_state(self, state)
-
 
 __all__ = ["Method"]

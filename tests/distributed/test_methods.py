@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.training_state import load_training_state, training_state
 from pyro_nngp.inference import Checkpoint, CheckpointError, DivergenceError, Validation, fit, to_arviz
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
@@ -36,11 +37,11 @@ def test_numbers_of_neighbors_that_are_not_given_are_chosen_after_the_rows_are_d
 
 def test_the_state_of_training_is_restored():
     gp = with_trend()
-    before, state = gp.log_prob(), gp.training_state()
+    before, state = gp.log_prob(), training_state(gp)
     fit(gp, 3, progress=False)
     gp.refresh_neighbors()
     assert gp.log_prob() != before
-    gp.load_training_state(state)
+    load_training_state(gp, state)
     torch.testing.assert_close(gp.log_prob(), before, rtol=1e-12, atol=0)
 
 

@@ -31,6 +31,7 @@ from pyro_nngp.adapters.maps.parts import Parts
 from pyro_nngp.adapters.maps.shared_store import SharedStore
 from pyro_nngp.adapters.maps.systems import mapped
 from pyro_nngp.distributed import World
+from pyro_nngp.distributed.training_state import training_state
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.identity import described, identity
@@ -296,7 +297,7 @@ class _Results:
             values = self.gp.state_dict()
         else:
             descriptions = described(descriptions, shard)
-            values = self.gp.training_state()["shared"]
+            values = training_state(self.gp)["shared"]
         hasher = hashlib.blake2b(repr((settings, descriptions)).encode(), digest_size=16)
         for name, value in values.items():
             hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
