@@ -15,6 +15,7 @@ Usage: python benchmarks/accuracy/sgmcmc.py [coverage|nuts|response ...] [--poin
 """
 
 import argparse
+import statistics
 import time
 import warnings
 from pathlib import Path
@@ -118,6 +119,19 @@ def coverage(args):
                 save(args, "coverage", kind, seed, name, rhat, size, seconds, numbers)
 
 
+def print_coverage(path):
+    """Shares of intervals that cover, and medians over data sets."""
+    rows = [row for row in read(path) if row["part"] == "coverage"]
+    print("| data | sets | | cover | error / sd | R-hat | n_eff | s |\n|---|---|---|---|---|---|---|---|")
+    for kind, name in sorted({(row["kind"], row["name"]) for row in rows}):
+        own = [row for row in rows if (row["kind"], row["name"]) == (kind, name)]
+        cover = statistics.mean(float(row["other"]) for row in own)
+        errors = [(float(row["mean"]) - float(row["truth"])) / float(row["sd"]) for row in own]
+        of_sd = "" if name == PREDICTOR else f"{statistics.fmean(error**2 for error in errors) ** 0.5:.2f}"
+        rhat, size, seconds = (statistics.median(float(row[key]) for row in own) for key in ("rhat", "ess", "seconds"))
+        print(f"| {kind} | {len(own)} | {name} | {cover:.3f} | {of_sd} | {rhat:.2f} | {size:.0f} | {seconds:.0f} |")
+
+
 def beside_nuts(args):
     for seed in args.seeds:
         for kind in args.kinds:
@@ -196,6 +210,7 @@ def main():
     print(f"Commit {commit()}, torch {torch.__version__}, one thread.", flush=True)
     for part in args.parts:
         parts[part](args)
+    print_coverage(args.rows)
 
 
 if __name__ == "__main__":
