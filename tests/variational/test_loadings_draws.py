@@ -15,7 +15,7 @@ from pyro_nngp.models import LMC
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.loadings_draws import LoadingsChain
 
-N, T, F, REPEATS = 7, 3, 2, 400
+N, T, F, REPEATS = 7, 3, 2, 250
 UNIT, SHAPES = torch.tensor([1.0, 0.5, 2.0], dtype=F64), torch.tensor([1.0, 2.0], dtype=F64)
 
 
