@@ -155,7 +155,7 @@ class LMC(Method):
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
-        self._num_functions = count
+        self.num_functions = count
         for each in functions:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
@@ -172,17 +172,17 @@ class LMC(Method):
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
         first = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self.neighbor_metric())
-        sizes = y.shape[1], self._num_functions, len(x)
+        sizes = y.shape[1], self.num_functions, len(x)
         self.q = CoregionalizedObservations(*sizes, self._modules.get("mean"), self._evidence_parameters(), self.x)
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
-            choose_neighbors(self, _VALUES // min(y.shape[1], self._num_functions))
+            choose_neighbors(self, _VALUES // min(y.shape[1], self.num_functions))
 
     def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
         wanted = self._factors is not None or (self._starts_mixing and self._first_loading is None)
         rest = self.jitter, self.offset, self.trials, wanted
         data = self.x, cast(Tensor, self.y), trend, *rest
-        outputs = start_outputs(list(self.kernel), self._num_functions, cast(PerOutput, self.likelihood), *data, at=at)
+        outputs = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data, at=at)
         if self._starts_mixing:
             loading = outputs.loading if self._first_loading is None else self._first_loading
             self.mixing = scaled(loading, outputs.start.spread[:, None])
@@ -197,7 +197,7 @@ class LMC(Method):
         return loadings if isinstance(loadings, FactorLoadings) else None
 
     def _show_functions(self) -> str:
-        return f", T={self.num_latents}, L={self._num_functions}"
+        return f", T={self.num_latents}, L={self.num_functions}"
 
     def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
         """A at points, (B, T, L), or (1, T, L) where it is the same at all, at the present values."""
@@ -290,7 +290,7 @@ class LMC(Method):
 
     def _prior(self, bound: Bound, batch: Batch) -> Any:
         """p(u) on a batch, at one set of hyperparameters."""
-        return latent_priors(bound, self.graph, batch, self._num_functions)
+        return latent_priors(bound, self.graph, batch, self.num_functions)
 
     def _f_given(
         self, program: Program, u: Tensor, batch: Batch, q: CoregionalizedPosterior | Sets | None = None
@@ -298,7 +298,7 @@ class LMC(Method):
         """The site f = mu + A u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions, u = program.x, cast(Tensor, batch.extra), program.outside(u, 2)
         bounds, sets = program.sets()
-        loadings = [loading_at(bound, x, self._num_functions).expand(len(x), -1, -1) for bound in bounds]
+        loadings = [loading_at(bound, x, self.num_functions).expand(len(x), -1, -1) for bound in bounds]
         mean, loading = program.mean(), program.outside(stacked_sets(loadings, sets), 3)
         marginal = None
         if q is not None:

@@ -171,7 +171,7 @@ class SWSGP(Method):
         place_inducing(self, z, x, learn_inducing)
         self._start()
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
-        self._search_metric: Any = None  # used where lengthscales do not determine the correlation
+        self.search_metric: Any = None  # used where lengthscales do not determine the correlation
         self._set_metric()
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
         settings = guide.loc, guide.scale, self._unit
@@ -301,11 +301,11 @@ class SWSGP(Method):
         if isinstance(metric, Tensor):
             self.lengthscale.copy_(metric)
         else:
-            self._search_metric = metric
+            self.search_metric = metric
 
     def _searched(self) -> Any:
         """The metric of searches."""
-        return self.lengthscale if self._search_metric is None else self._search_metric
+        return self.lengthscale if self.search_metric is None else self.search_metric
 
     def _nearest(self, x: Float[Tensor, "B D"]) -> Int[Tensor, "B H"]:
         return nearest_inducing(x, self.z, self.num_neighbors, self._searched())
