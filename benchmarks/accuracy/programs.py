@@ -55,11 +55,8 @@ def observe(y, distribution):
 
 
 def groups(y=None):
-    intercept, slope, scale = (
-        normal("intercept", 2.0),
-        normal("slope"),
-        pyro.sample("scale", dist.HalfNormal(number(1.0))),
-    )
+    intercept, slope = normal("intercept", 2.0), normal("slope")
+    scale = pyro.sample("scale", dist.HalfNormal(number(1.0)))
     effects = pyro.sample("effects", dist.Normal(torch.zeros(GROUPS).double(), scale).to_event(1))
     return observe(y, dist.Poisson((intercept + slope * Z + effects[GROUP] + process("f")).exp()))
 

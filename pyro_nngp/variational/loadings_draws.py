@@ -28,7 +28,7 @@ adaptive Metropolis algorithm"; Liu, Sabatti (2000), "Generalised Gibbs sampler 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from torch.nn.functional import normalize, pad
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import warn
-from pyro_nngp._random import seeded
+from pyro_nngp._random import RandomStream
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.module import freeze
 from pyro_nngp.kernels import bind
@@ -71,7 +71,8 @@ def draw_loadings(
 ) -> Float[Tensor, "S T F"]:
     """Draws of the loadings of factors of unit variance; the global random state stays as it is.
 
-    The chain ends where nine tenths of the correlations of outputs have an R-hat of at most 1.1 between its halves.
+    Rounds take turns with the random numbers of other threads. The chain ends where nine tenths of the correlations of
+    outputs have an R-hat of at most 1.1 between its halves.
 
     Args:
         q: a solved :class:`~pyro_nngp.variational.coregionalized.CoregionalizedObservations`.
@@ -86,17 +87,20 @@ def draw_loadings(
     regression, (target, precision) = regression_of(given, loadings), q.observations(given)
     target = target.double() + regression.coefficients @ regression.basis.mT
     parts = q.loc, target, precision, regression.basis, (regression.center, regression.precision)
-    fixed = [freeze(kernel, medians) for kernel in kernels]
+    plan, stream = q.elimination(given), RandomStream(0, [q.loc.device.index] if q.loc.is_cuda else [])
     draws: list[Tensor] = []
-    with seeded(0, q.loc), tqdm(total=_WARMUP, desc="correlations", unit="round", disable=not progress) as bar:
-        chain = LoadingsChain(loadings, kernels, fixed, given.graph, given.bound.jitter, *parts, q.elimination(given))
+    with stream:
+        chain = LoadingsChain(loadings, kernels, medians, given.graph, given.bound.jitter, *parts, plan)
+    with tqdm(total=_WARMUP, desc="correlations", unit="round", disable=not progress) as bar:
         for _ in range(_WARMUP):
-            chain.round(adapts=True)
+            with stream:
+                chain.round(adapts=True)
             bar.update()
         while True:
             bar.total += _ROUNDS
             for _ in range(_ROUNDS):
-                chain.round(adapts=False)
+                with stream:
+                    chain.round(adapts=False)
                 draws.append(chain.scaled_loading())
                 bar.update()
             worst = _split_r_hat(torch.stack(draws))
@@ -127,7 +131,7 @@ class LoadingsChain:
     Args:
         loadings: mode and prior of the loadings.
         kernels: of the factors, one for each or one for all.
-        fixed: copies of them without Pyro effects, which the chain changes.
+        medians: values of hyperparameters that have priors.
         graph: the points and their neighbors.
         jitter: relative nugget.
         u: factors to start from, (F, N).
@@ -148,7 +152,7 @@ class LoadingsChain:
         self,
         loadings: FactorLoadings,
         kernels: nn.ModuleList,
-        fixed: Sequence[nn.Module],
+        medians: Mapping[tuple[PyroModule, str], Tensor],
         graph: NeighborGraph,
         jitter: float,
         u: Float[Tensor, "F N"],
@@ -161,8 +165,8 @@ class LoadingsChain:
         count = len(u)
         shares = count if len(kernels) == 1 else 1
         self.kernels = [
-            FactorKernel(kernel, copy, graph, jitter, list(range(first, first + shares)))
-            for kernel, copy, first in zip(kernels, fixed, range(0, count, shares), strict=True)
+            FactorKernel(kernel, medians, graph, jitter, list(range(first, first + shares)))
+            for kernel, first in zip(kernels, range(0, count, shares), strict=True)
         ]
         self._loadings, self._plan, self._prior = loadings, plan, prior
         self.target, self._precision, self._basis = target.double(), precision.double(), basis.double()
@@ -191,7 +195,7 @@ class LoadingsChain:
 
     def scaled_loading(self) -> Float[Tensor, "T F"]:
         """Loadings of factors of unit variance at the first point."""
-        scale = torch.cat([kernel.variance.sqrt().expand(len(kernel.factors)) for kernel in self.kernels])
+        scale = torch.cat([kernel.variance().sqrt().expand(len(kernel.factors)) for kernel in self.kernels])
         return self.loading * scale
 
     def draw_factors(self, kernel: "FactorKernel") -> None:
@@ -285,16 +289,20 @@ class FactorKernel:
         factors: their numbers.
         place: its free numbers on the unconstrained scale.
         prior: (I - A, V) there.
-        variance: of the factors at the first point.
         root: a root of the covariance of proposals, of the place and of the logarithm of the scale of the loadings.
     """
 
     def __init__(
-        self, kernel: nn.Module, copy: nn.Module, graph: NeighborGraph, jitter: float, factors: list[int]
+        self,
+        kernel: nn.Module,
+        medians: Mapping[tuple[PyroModule, str], Tensor],
+        graph: NeighborGraph,
+        jitter: float,
+        factors: list[int],
     ) -> None:
-        self._kernel, self._graph, self._jitter, self.factors = copy, graph, jitter, factors
+        self._kernel, self._graph, self._jitter, self.factors = freeze(kernel, medians), graph, jitter, factors
         self._parts, values = [], [graph.x.new_zeros(0, dtype=torch.float64)]
-        for old, new in zip(kernel.modules(), copy.modules(), strict=True):
+        for old, new in zip(kernel.modules(), self._kernel.modules(), strict=True):
             for name, (constraint, _) in getattr(old, "_pyro_params", {}).items():
                 value = old._parameters[f"{name}_unconstrained"]
                 if value is not None and value.requires_grad:
@@ -303,7 +311,7 @@ class FactorKernel:
         self.place = self._start = torch.cat(values)
         self._history: list[Tensor] = []
         self.root = torch.eye(len(self.place) + 1).to(self.place) * _FIRST_STEP
-        self.prior, self.variance = self._factor(), self._variance()
+        self.prior = self._factor()
 
     def at(self, place: Float[Tensor, " d"]) -> VecchiaFactor | None:
         """(I - A, V) at other hyperparameters; None where a conditional variance is not positive."""
@@ -318,8 +326,11 @@ class FactorKernel:
     def move(self, move: Float[Tensor, " d"], prior: VecchiaFactor) -> None:
         """Take a move, at which the prior is known."""
         self.place, self.prior = self.place + move, prior
+
+    def variance(self) -> Float[Tensor, ""]:
+        """Variance of the factors at the first point."""
         self._set(self.place)
-        self.variance = self._variance()
+        return bind(self._kernel).diag(self._graph.x[:1]).double()[..., 0]
 
     def log_prior(self, move: Float[Tensor, " d"]) -> float:
         """Change of the log prior density by a move."""
@@ -340,9 +351,6 @@ class FactorKernel:
         x, near = self._graph.x, self._graph.neighbors
         w, var = graph_conditional(bind(self._kernel), x, x, near, None, self._jitter)
         return VecchiaFactor(w.double(), var.double(), near, self._graph.levels())
-
-    def _variance(self) -> Float[Tensor, ""]:
-        return bind(self._kernel).diag(self._graph.x[:1]).double()[..., 0]
 
     def _set(self, place: Float[Tensor, " d"]) -> None:
         sizes = [shape.numel() for *_, shape in self._parts]

@@ -6,7 +6,6 @@ from builders import F64, matern, normal, uniform
 from torch import nn
 from torch.distributions import Gamma
 
-from pyro_nngp.hyperparameters.module import freeze
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.linalg.nested_dissection import nested_dissection
 from pyro_nngp.linalg.vecchia_factor import families_of
@@ -15,7 +14,7 @@ from pyro_nngp.models import LMC
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.loadings_draws import LoadingsChain
 
-N, T, F, REPEATS = 7, 3, 2, 250
+N, T, F, REPEATS = 7, 3, 2, 400
 UNIT, SHAPES = torch.tensor([1.0, 0.5, 2.0], dtype=F64), torch.tensor([1.0, 2.0], dtype=F64)
 
 
@@ -30,7 +29,7 @@ def chain_of(kernels, is_sparse, precision=2.0):
     precision[0, 2] = 0.0
     plan = nested_dissection(graph.x, [families_of(graph.neighbors.long())], 1e9) if is_sparse else None
     parts = normal(F, N), normal(T, N), precision, basis, prior, plan
-    chain = LoadingsChain(loadings, kernels, [freeze(each) for each in kernels], graph, 1e-6, *parts)
+    chain = LoadingsChain(loadings, kernels, {}, graph, 1e-6, *parts)
     return chain, precision, prior
 
 
