@@ -7,7 +7,7 @@ Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-
 of two inputs, K = 20, a constant mean, a random fifth of the rows held out. The negative log density of a held-out
 datum is that of the likelihood for the normal distribution that each reports for f there. "2d-N" has N rows of waves
 with Gaussian noise, Matérn-5/2, and a row for ``Vecchia``, which integrates f out; "labels-N" has N labels whose logits
-are twice these waves. Processor time, one thread; standard errors are GPBoost's. The data come from the folder that
+are twice these waves, "counts-N" N Poisson counts whose logarithmic mean they are. Processor time, one thread; standard errors are GPBoost's. The data come from the folder that
 PYRO_NNGP_DATA names; it needs `pip install gpboost`.
 """
 
@@ -28,7 +28,8 @@ from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 
 K = 20
 SETS = {"bei_trees": (Poisson, "poisson"), "banana": (Bernoulli, "bernoulli_logit")}
-SIMULATED = re.compile(r"(2d|labels)-(\d+)")
+SIMULATED = re.compile(r"(2d|labels|counts)-(\d+)")
+LIKE = {"labels": "banana", "counts": "bei_trees"}
 NAMES = ("variance", "lengthscale 1", "lengthscale 2")
 
 
@@ -40,7 +41,8 @@ def likelihood_of(name):
     """The likelihood here, and its name there."""
     if is_gaussian(name):
         return Gaussian, "gaussian"
-    return SETS["banana" if SIMULATED.fullmatch(name) else name]
+    found = SIMULATED.fullmatch(name)
+    return SETS[LIKE[found[1]] if found else name]
 
 
 def simulated(kind, n):
@@ -50,6 +52,8 @@ def simulated(kind, n):
     f = torch.sin(3 * x[:, 0]) + torch.cos(4 * x[:, 1])
     if kind == "labels":
         y = torch.bernoulli((2 * f).sigmoid(), generator=generator)
+    elif kind == "counts":
+        y = torch.poisson(f.exp(), generator=generator)
     else:
         y = f + 0.1 * torch.randn(len(x), generator=generator, dtype=torch.float64)
     return x[:n], y[:n], x[n:], y[n:]

@@ -98,7 +98,7 @@ def test_inducing_points_are_learned_alike_in_all_units(field):
         fit(gp, 20, batch_size=100, progress=False)
         places.append(standard(gp.z.detach()))
         scores.append(score(gp, raw_x[N:], raw_y[N:], size))
-        assert (places[-1] - before).norm(dim=-1).median() > 0.02
+        assert (places[-1] - before).norm(dim=-1).median() > 0.01
     torch.testing.assert_close(places[1], places[0], rtol=0, atol=1e-5)
     check_alike(scores)
 
