@@ -1,19 +1,23 @@
-"""Coverage of 95 % intervals of f: functions drawn from the process itself, N points in the unit square.
+"""Coverage of 95 % intervals of f: functions drawn from a process, N points in the unit square.
 
-f is a draw from a Matern-3/2 process (variance 1.5, lengthscale .15, level .5) at training and new points, y one draw
-given f. Each method has nothing set but the family of the kernel and a number of neighbors or inducing points, and is
-trained by `fit(gp)`; BSGP starts its chain from a fitted AutoNormal, which also finds the hyperparameters. Coverage at
-the data and at new sites is averaged over seeds, with the root mean square of the errors of f beside the mean standard
-deviation: intervals are honest if the coverage is near .95 and the two numbers agree. A row that is in the CSV file is
-not computed again; a row of seeds "0-1" is an average from before there was that file.
+f is a draw from a Matérn-3/2 process (variance 1.5, lengthscale .15, level .5) at training and new points, y one draw
+given f. Each method is called plainly, with nothing set but a number of inducing points or a family of q, and trained
+by `fit(gp)`; BSGP starts its chain from a fitted AutoNormal, which also finds the hyperparameters. `LMC` has two
+outputs with a process each. Coverage at the data and at new points is averaged over seeds, with its standard error, and
+with the root mean square of the errors of f beside the mean standard deviation: intervals are honest if the coverage is
+near .95 and the two numbers agree. A fit warns if `fit`, the constructor or a prediction does. A row that is in the
+CSV file is not computed again.
 
-Usage: python benchmarks/accuracy/coverage.py [--points 2000] [--seeds 2] [--families Gaussian Poisson]
-           [--methods VNNGP "VNNGP, mean-field"] [--csv benchmarks/results/coverage.csv]
+Usage: python benchmarks/accuracy/coverage.py [--points 500] [--seeds 20] [--families Gaussian Poisson]
+           [--methods VNNGP "VNNGP, mean-field"] [--kernel plain | true] [--csv benchmarks/results/coverage.csv]
            [--out benchmarks/results/coverage.md]
+
+With --kernel true the kernel is a Matérn-3/2 of unknown variance and lengthscales.
 """
 
 import argparse
 import math
+import statistics
 import time
 import warnings
 from pathlib import Path
@@ -23,55 +27,86 @@ import torch
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_value
 from rows import append, commit, read  # beside this file
-from torch.distributions import Bernoulli as BernoulliDistribution
-from torch.distributions import MultivariateNormal, Normal
-from torch.distributions import NegativeBinomial as NegativeBinomialDistribution
-from torch.distributions import Poisson as PoissonDistribution
-from torch.distributions import StudentT as StudentTDistribution
+from torch.distributions import MultivariateNormal
 
+from pyro_nngp import likelihoods
 from pyro_nngp.inference import SGHMC, Minibatch, fit
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.variational import Amortized, MeanField
 from pyro_nngp.variational.encoders import SiteEncoder
 
+OUTPUTS = 2
+NEW = 300  # new points
+INDUCING = 200
+BASIC = ("Gaussian", "StudentT", "Bernoulli", "Poisson", "NegativeBinomial")
+
+
+def family(name, **truth):
+    """The likelihood as a plain call has it, and with the values that data are drawn with."""
+    kind = getattr(likelihoods, name)
+    known = {arg: value for arg, value in truth.items() if arg == "total_count" and isinstance(value, int)}
+    return lambda: kind(**known), lambda: kind(**truth)
+
+
+def zeros(name):
+    kind = getattr(likelihoods, name)
+    return lambda: kind(likelihoods.Poisson()), lambda: kind(likelihoods.Poisson(), gate=0.3)
+
+
 FAMILIES = {
-    "Gaussian": (Gaussian, lambda f: Normal(f, 0.3).sample()),
-    "Bernoulli": (Bernoulli, lambda f: BernoulliDistribution(logits=f).sample()),
-    "Poisson": (Poisson, lambda f: PoissonDistribution(f.exp()).sample()),
-    "NegativeBinomial": (
-        lambda: NegativeBinomial(5.0),
-        lambda f: NegativeBinomialDistribution(5.0, logits=f - math.log(5)).sample(),
-    ),
-    "StudentT": (StudentT, lambda f: StudentTDistribution(3.0, f, 0.2).sample()),
+    "Gaussian": family("Gaussian", variance=0.09),
+    "StudentT": family("StudentT", df=3.0, scale=0.2),
+    "Bernoulli": family("Bernoulli"),
+    "Poisson": family("Poisson"),
+    "NegativeBinomial": family("NegativeBinomial", total_count=5.0),
+    "Binomial": family("Binomial", total_count=10),
+    "BetaBinomial": family("BetaBinomial", total_count=10, concentration=10.0),
+    "Beta": family("Beta", concentration=10.0),
+    "Ordinal": (lambda: likelihoods.Ordinal(torch.tensor([-1.0, 0.0, 1.0]).double()),) * 2,
+    "ZeroInflated": zeros("ZeroInflated"),
+    "Hurdle": zeros("Hurdle"),
+    "LogNormal": family("LogNormal", variance=0.09),
+    "Gamma": family("Gamma", concentration=4.0),
+    "InverseGaussian": family("InverseGaussian", concentration=4.0),
+    "Tweedie": family("Tweedie", dispersion=0.5, power=1.5),
+    "GeneralizedPareto": family("GeneralizedPareto", concentration=0.2),
+    "AsymmetricLaplace": family("AsymmetricLaplace", scale=0.15),
 }
 METHODS = {
-    "VNNGP": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20),
-    "VNNGP, mean-field": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20, guide=MeanField()),
-    "NPVI": lambda x, y, k, lik: NPVI(x, y, k, lik, num_neighbors=20),
-    "NPVI-NN": lambda x, y, k, lik: NPVI(
-        x, y, k, lik, num_neighbors=20, guide=Amortized(SiteEncoder(2).double()), jitter=0.01
-    ),
-    "SWSGP": lambda x, y, k, lik: SWSGP(x, y, k, lik, inducing=200),
-    "BSGP": lambda x, y, k, lik: BSGP(x, y, k, lik, inducing=200, inducing_prior=None),
-    "SVGP": lambda x, y, k, lik: SVGP(x, y, k, lik, inducing=200),
-    "LOO": lambda x, y, k, lik: LOO(x, y, k, lik, num_neighbors=20),
-    "Vecchia": lambda x, y, k, lik: Vecchia(x, y, k, lik, num_neighbors=20),
+    "Vecchia": Vecchia,
+    "LOO": LOO,
+    "VNNGP": VNNGP,
+    "LMC": lambda x, y, k, lik: LMC(x, y, k, likelihood=lik),
+    "SVGP": lambda x, y, k, lik: SVGP(x, y, k, lik, inducing=INDUCING),
+    "NPVI": NPVI,
+    "BSGP": lambda x, y, k, lik: BSGP(x, y, k, lik, inducing=INDUCING, inducing_prior=None),
+    "SWSGP": lambda x, y, k, lik: SWSGP(x, y, k, lik, inducing=INDUCING),
+    "NPVI-NN": lambda x, y, k, lik: NPVI(x, y, k, lik, guide=Amortized(SiteEncoder(2).double()), jitter=0.01),
+    "VNNGP, mean-field": lambda x, y, k, lik: VNNGP(x, y, k, lik, guide=MeanField()),
 }
-FIELDS = ("data", "method", "num_points", "seed", "cover_data", "sd_data", "error_data", "cover_new", "sd_new")
-FIELDS += ("error_new", "seconds", "threads", "torch", "commit")
-APPLIES = {"LOO": ("Gaussian", "Bernoulli", "NegativeBinomial", "StudentT"), "Vecchia": ("Gaussian",)}
+APPLIES = dict.fromkeys(METHODS, BASIC) | {
+    "Vecchia": ("Gaussian",),
+    "LOO": ("Gaussian", "StudentT", "Bernoulli", "NegativeBinomial", "Binomial"),
+    "VNNGP": tuple(FAMILIES),
+    "NPVI-NN": ("Gaussian",),
+    "BSGP": ("Gaussian",),
+}
+FIELDS = ("data", "method", "kernel", "num_points", "seed", "cover_data", "sd_data", "error_data", "cover_new")
+FIELDS += ("sd_new", "error_new", "seconds", "warning", "threads", "torch", "commit")
 
 
-def problem(num_points, family, seed):
+def problem(num_points, name, seed, outputs):
     """x and y to train on, f there, new points and f there."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(num_points + 500, 2, generator=generator, dtype=torch.float64)
+    x = torch.rand(num_points + NEW, 2, generator=generator, dtype=torch.float64)
     cov = Matern32(2, variance=1.5, lengthscale=0.15)(x).detach()
     torch.manual_seed(seed)
-    f = 0.5 + MultivariateNormal(torch.zeros(len(x)).double(), cov + 1e-8 * torch.eye(len(x))).sample()
-    return x[:num_points], FAMILIES[family][1](f[:num_points]), f[:num_points], x[num_points:], f[num_points:]
+    f = 0.5 + MultivariateNormal(torch.zeros(len(x)).double(), cov + 1e-8 * torch.eye(len(x))).sample((outputs,))
+    with torch.no_grad():
+        y = FAMILIES[name][1]()(f[:, :num_points]).sample()
+    y, f = (y[0], f[0]) if outputs == 1 else (y.mT, f)
+    return x[:num_points], y, f[..., :num_points], x[num_points:], f[..., num_points:]
 
 
 def posterior(gp):
@@ -94,59 +129,62 @@ def intervals(moments, x, f):
     return ((f - loc).abs() < 1.96 * var.sqrt()).double().mean(), var.sqrt().mean(), (f - loc).square().mean().sqrt()
 
 
-def run(num_points, family, method, seed):
+def run(num_points, name, method, kernel, seed):
     """One row."""
     pyro.clear_param_store()
-    x, y, f, x_new, f_new = problem(num_points, family, seed)
+    x, y, f, x_new, f_new = problem(num_points, name, seed, OUTPUTS if method == "LMC" else 1)
     start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = posterior(METHODS[method](x, y, Matern32(2), FAMILIES[family][0]()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = posterior(METHODS[method](x, y, Matern32(2) if kernel == "true" else None, FAMILIES[name][0]()))
         values = [float(value) for value in (*intervals(found, x, f), *intervals(found, x_new, f_new))]
-    facts = time.process_time() - start, torch.get_num_threads(), torch.__version__, commit()
-    return dict(zip(FIELDS, (family, method, num_points, seed, *values, *facts), strict=True))
+    seconds = time.process_time() - start
+    told = " | ".join(dict.fromkeys(f"{each.message!s:.160}" for each in caught))
+    facts = seconds, told, torch.get_num_threads(), torch.__version__, commit()
+    return dict(zip(FIELDS, (name, method, kernel, num_points, seed, *values, *facts), strict=True))
 
 
-def table(rows, command):
+def table(rows):
     """Averages over seeds."""
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
-    lines = [
-        f"`{command}`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} thread(s), other jobs on the "
-        "machine: 95 % intervals of f, trained from defaults.",
-        "",
-        "| data | method | N | seeds | cover, data | sd (error), data | cover, new | sd (error), new | seconds |",
-        "|---" * 9 + "|",
-    ]
-    for key in dict.fromkeys((row["data"], row["method"], row["num_points"]) for row in rows):
-        same = [row for row in rows if (row["data"], row["method"], row["num_points"]) == key]
-        a, b, c, d, e, g, seconds = (sum(float(row[name]) for row in same) / len(same) for name in FIELDS[4:11])
-        seeds = ", ".join(row["seed"] for row in same)
-        cells = f"{a:.3f} | {b:.3f} ({c:.3f}) | {d:.3f} | {e:.3f} ({g:.3f}) | {seconds:.1f}"
-        lines.append(f"| {key[0]} | {key[1]} | {int(key[2]):,} | {seeds} | {cells} |")
-    return "\n".join(lines) + "\n"
+    head = "| data | method | kernel | N | draws | cover, data | sd (error), data | cover, new | sd (error), new "
+    lines = [f"{head}| warn | seconds |", "|---" * 11 + "|"]
+    for key in dict.fromkeys((row["data"], row["method"], row["kernel"], row["num_points"]) for row in rows):
+        same = [row for row in rows if (row["data"], row["method"], row["kernel"], row["num_points"]) == key]
+        cells = []
+        for place in ("data", "new"):
+            cover, sd, error = ([float(row[f"{name}_{place}"]) for row in same] for name in ("cover", "sd", "error"))
+            spread = f" ± {statistics.stdev(cover) / math.sqrt(len(cover)):.3f}" if len(cover) > 1 else ""
+            cells += [f"{statistics.mean(cover):.3f}{spread}", f"{statistics.mean(sd):.3f} ({statistics.mean(error):.3f})"]
+        cells += [str(sum(bool(row["warning"]) for row in same))]
+        cells += [f"{statistics.mean(float(row['seconds']) for row in same):.1f}"]
+        data, method, kernel, num_points = key
+        lines.append(f"| {data} | {method} | {kernel} | {int(num_points):,} | {len(same)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--points", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--points", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--kernel", choices=("plain", "true"), default="plain")
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/coverage.csv"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/coverage.md"))
     args = parser.parse_args()
-    done = {(row["data"], row["method"], int(row["num_points"]), row["seed"]) for row in read(args.csv)}
-    for family in args.families:
+    cell = "data", "method", "kernel", "num_points", "seed"
+    done = {tuple(row[name] for name in cell) for row in read(args.csv)}
+    for seed in range(args.seeds):
         for method in args.methods:
-            for seed in range(args.seeds):
-                key = family, method, args.points, str(seed)
-                if key not in done and family in APPLIES.get(method, (family,)):
-                    row = run(args.points, family, method, seed)
+            for name in (each for each in args.families if each in APPLIES[method]):
+                if (name, method, args.kernel, str(args.points), str(seed)) not in done:
+                    row = run(args.points, name, method, args.kernel, seed)
                     append(args.csv, FIELDS, row)
                     print(", ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
-    text = table(read(args.csv), "python benchmarks/accuracy/coverage.py")
-    args.out.write_text(text, encoding="utf-8")
-    print(text)
+    rows = read(args.csv)
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    said = f"`python benchmarks/accuracy/coverage.py`, commit {commits}, torch {torch.__version__}, one thread."
+    args.out.write_text(f"{said}\n\n{table(rows)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
