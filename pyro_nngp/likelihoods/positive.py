@@ -47,7 +47,8 @@ class InverseGaussian(Likelihood):
     @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         a = self.concentration.to(loc.dtype)
-        spread = y * bounded(2 * var - 2 * loc).exp() - 2 * bounded(var / 2 - loc).exp() + 1 / y
+        # y E (exp(-f) - 1 / y)^2; clamped, the first power is at least the square of the second, so it is not below 0
+        spread = y * bounded(2 * var - 2 * loc).exp() - 2 * (bounded(var - 2 * loc) / 2).exp() + 1 / y
         return (a.log() - _LOG_2PI - 3 * y.log() - a * spread) / 2
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor:

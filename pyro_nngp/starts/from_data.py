@@ -18,8 +18,8 @@ with it.
    stress one column each, so that a kernel of space and time has neighbors at the same place and at the same time,
    whatever the units.
 
-Neighbors that do not share an f make counts look overdispersed. So 4 and 16 times the size that neighbors alone suggest
-are tried too, and taken if the leave-one-out density of the counts gains .01 nats.
+Neighbors that do not share an f make data look overdispersed. So 4 and 16 times the size or concentration that
+neighbors alone suggest are tried too, and taken if the leave-one-out density of the data gains .01 nats.
 
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
@@ -50,7 +50,7 @@ from pyro_nngp.starts.search import (
 )
 
 _POOL, _POINTS = 2**16, 512
-_SIZES = (4.0, 16.0)  # multiples of the size of counts that are tried too
+_SIZED, _SIZES = ("concentration", "total_count"), (4.0, 16.0)  # of which these multiples are tried too
 _BETTER = 0.01  # gain in nats per datum that counts
 
 
@@ -117,7 +117,7 @@ def start_from_data(
         value = part.start(name, tried.flatten().double(), targets[..., near].flatten(0, -2).double())
         if value is not None:
             shapes.append((part, name, value))
-    sized = any(name == "total_count" for _, name, _ in shapes)
+    sized = any(name in _SIZED for _, name, _ in shapes)
 
     def attempt(shapes: Sequence[tuple[nn.Module, str, Tensor]]) -> tuple[float, Callable[[], Start]]:
         """The score of a start at given shape parameters, and a function that sets it."""
@@ -157,9 +157,7 @@ def start_from_data(
 
     best = attempt(shapes)
     for factor in _SIZES if sized else ():
-        larger = attempt(
-            [(part, name, value * (factor if name == "total_count" else 1)) for part, name, value in shapes]
-        )
+        larger = attempt([(part, name, value * (factor if name in _SIZED else 1)) for part, name, value in shapes])
         if larger[0] > best[0] + _BETTER:
             best = larger
     return best[1]()

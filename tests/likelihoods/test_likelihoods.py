@@ -110,6 +110,21 @@ def test_closed_forms_equal_quadrature(likelihood: Likelihood, y: float) -> None
 
 
 @over_one_latent
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_far_off_an_expectation_is_below_the_largest_density(
+    make: Callable[[], Likelihood], data: list[float], dtype: torch.dtype
+) -> None:
+    """Where exponents are clamped a bound must not rise without end."""
+    likelihood, grid = make().double(), torch.linspace(-30, 30, 6001, dtype=torch.float64)[:, None]
+    y = torch.tensor(data, dtype=torch.float64)
+    largest = likelihood.forward(grid).log_prob(y).max(0).values
+    loc, var = torch.meshgrid(tensor(-300, -65, 0, 65, 300), tensor(0.1, 40, 200), indexing="ij")
+    found = likelihood.to(dtype).expected_log_prob(y.to(dtype), *(part[..., None].to(dtype) for part in (loc, var)))
+    assert not found.isnan().any()
+    assert (found <= largest + 1e-3 * largest.abs() + 1e-3).all()
+
+
+@over_one_latent
 def test_no_variance_is_the_conditional(make: Callable[[], Likelihood], data: list[float]) -> None:
     likelihood, y = make(), tensor(*data)
     loc = torch.linspace(-1, 1, len(y), dtype=torch.float64)
