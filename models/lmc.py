@@ -40,6 +40,7 @@ from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.latent_functions import LatentFunctions, Moments, loading_at
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
 from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
+from pyro_nngp.models.base.profile import Profile
 from pyro_nngp.models.base.targets import SeparateTargets
 from pyro_nngp.models.base.trend import bound_for_predictions
 from pyro_nngp.neighbors import Batch, NeighborGraph
@@ -172,10 +173,14 @@ class LMC(Method):
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
         first = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self.neighbor_metric())
-        sizes = y.shape[1], self.num_functions, len(x)
-        self.q = CoregionalizedObservations(*sizes, self._modules.get("mean"), self._evidence_parameters(), self.x)
+        self.q = self._new_q()
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
             choose_neighbors(self, _VALUES // min(y.shape[1], self.num_functions))
+
+    def _new_q(self) -> CoregionalizedObservations:
+        """Pseudo-observations at their start."""
+        sizes, mean = (self.latent_shape[0], self.num_functions, self.graph.num_points), self._modules.get("mean")
+        return CoregionalizedObservations(*sizes, mean, self._evidence_parameters(), self.x)
 
     def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
@@ -331,6 +336,11 @@ class LMC(Method):
     def _neighbors_changed(self) -> None:
         super()._neighbors_changed()
         self.q.neighbors_changed(self.posterior(self.bound()))
+
+    @property
+    def profile(self) -> Profile:
+        """The largest bound over all q(u) as a function of the hyperparameters."""
+        return Profile(self)
 
     @property
     def has_smooth_loss(self) -> bool:

@@ -170,8 +170,7 @@ class VNNGP(Method):
     def _built(self, guide: Guide) -> Family:
         """q(u) of a family, at its start."""
         if isinstance(guide, PseudoObservations):
-            mean, shape = self._modules.get("mean"), (*self.latent_shape, self.graph.num_points)
-            return ObservedGaussian(shape, mean, self._evidence_parameters(), self.x)
+            return self._new_q()
         if isinstance(guide, Amortized):
             given = LatentPosterior(self.rows, self.graph, self.bound(), Family())
             return AmortizedGaussian(guide.encoder, given, guide.num_columns or 0)
@@ -182,6 +181,11 @@ class VNNGP(Method):
             pattern = self.graph.neighbors[:, :count].clone()
         size, count = self.graph.num_points, self.num_latents
         return LocalGaussian(size, pattern, count, guide.loc, guide.scale, self._unit, like=self.x)
+
+    def _new_q(self) -> ObservedGaussian:
+        """Pseudo-observations at their start."""
+        mean, shape = self._modules.get("mean"), (*self.latent_shape, self.graph.num_points)
+        return ObservedGaussian(shape, mean, self._evidence_parameters(), self.x)
 
     @property
     def num_inducing(self) -> int:

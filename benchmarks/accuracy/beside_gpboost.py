@@ -7,8 +7,8 @@ Usage: python benchmarks/accuracy/beside_gpboost.py [--sets bei_trees banana 2d-
 of two inputs, K = 20, a constant mean, a random fifth of the rows held out. The negative log density of a held-out
 datum is that of the likelihood for the normal distribution that each reports for f there. "2d-N" has N rows of waves
 with Gaussian noise, Matérn-5/2, and a row for ``Vecchia``, which integrates f out; "labels-N" has N labels whose logits
-are twice these waves, "counts-N" N Poisson counts whose logarithmic mean they are. Processor time, one thread; standard errors are GPBoost's. The data come from the folder that
-PYRO_NNGP_DATA names; it needs `pip install gpboost`.
+are twice these waves, "counts-N" N Poisson counts whose logarithmic mean they are. Processor time, one thread; standard
+errors are GPBoost's. The data come from the folder that PYRO_NNGP_DATA names; it needs `pip install gpboost`.
 """
 
 import argparse

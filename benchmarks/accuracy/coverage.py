@@ -154,7 +154,10 @@ def table(rows):
         for place in ("data", "new"):
             cover, sd, error = ([float(row[f"{name}_{place}"]) for row in same] for name in ("cover", "sd", "error"))
             spread = f" ± {statistics.stdev(cover) / math.sqrt(len(cover)):.3f}" if len(cover) > 1 else ""
-            cells += [f"{statistics.mean(cover):.3f}{spread}", f"{statistics.mean(sd):.3f} ({statistics.mean(error):.3f})"]
+            cells += [
+                f"{statistics.mean(cover):.3f}{spread}",
+                f"{statistics.mean(sd):.3f} ({statistics.mean(error):.3f})",
+            ]
         cells += [str(sum(bool(row["warning"]) for row in same))]
         cells += [f"{statistics.mean(float(row['seconds']) for row in same):.1f}"]
         data, method, kernel, num_points = key

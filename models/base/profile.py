@@ -15,7 +15,6 @@ from torch.distributions import kl_divergence
 from pyro_nngp.hyperparameters.priors import has_unsolved_priors
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import ObservedGaussian
-from pyro_nngp.variational.families import PseudoObservations
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Profile:
 
     @property
     def applies(self) -> bool:
-        """Whether there are pseudo-observations, no priors but of coefficients that are solved for, a sparse factor."""
+        """Whether there are pseudo-observations, no priors but of coefficients that are solved for, and a factor."""
         gp = self.method
         if not (gp.can_solve and isinstance(gp.q, ObservedGaussian)) or has_unsolved_priors(gp):
             return False
@@ -54,7 +53,8 @@ class Profile:
         prior = gp._prior(bound, batch)
         q: Any = gp.q.at_batch(gp.posterior(bound), prior)
         likelihood, mean = rows.likelihood(bound), rows.mean(bound)
-        data = likelihood.expected_log_prob(rows.targets(), mean + q.loc, q.variance)
+        loc, variance = q.outputs()
+        data = likelihood.expected_log_prob(rows.targets(), mean + loc, variance)
         data = data if likelihood.weights is None else likelihood.weights * data
         return data.sum() - kl_divergence(q, prior.expand(q.batch_shape)).sum()
 
@@ -74,7 +74,7 @@ class Profile:
         new, modules = gp.__class__.__new__(gp.__class__), gp._modules | {"graph": graph}
         new.__dict__.update(gp.__dict__, _buffers=gp._buffers | values, _modules=modules)
         with torch.no_grad():
-            modules["q"] = new._built(PseudoObservations())
+            modules["q"] = new._new_q()
         return Profile(new)
 
 

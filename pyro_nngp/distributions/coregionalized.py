@@ -20,7 +20,7 @@ batch, U rows of a batch and its neighbors, T outputs, L latent functions.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -127,6 +127,8 @@ class CoregionalizedPosterior(TorchDistribution):
         loc: marginal means of u, (L, U).
         covariance: covariances of the L values at each row, (U, L, L).
         offset: a number added to the log evidence, in equal parts for all points.
+        evidence: maps priors over all points, loadings, targets and precisions to the log evidence under the prior of
+            latent values, in place of the term of the observations and the offset; None has the latter.
 
     Raises:
         ValueError: if shapes disagree.
@@ -146,6 +148,7 @@ class CoregionalizedPosterior(TorchDistribution):
         covariance: Float[Tensor, "U L L"],
         *,
         offset: Float[Tensor, ""] | None = None,
+        evidence: Callable[[NNGPs, Tensor, Tensor, Tensor], Tensor] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         if loc.shape != prior.event_shape or target.shape != precision.shape or target.shape[1:] != loc.shape[1:]:
@@ -154,7 +157,7 @@ class CoregionalizedPosterior(TorchDistribution):
             fail("CoregionalizedPosterior", "target, precision, loc", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc = prior, target, precision, loc
         self.loading, self.covariance = loading.expand(loc.shape[1], *loading.shape[1:]), covariance
-        self.offset = offset
+        self.offset, self.evidence = offset, evidence
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
     @property
@@ -193,7 +196,13 @@ class CoregionalizedPosterior(TorchDistribution):
         return self.prior.log_prob(value) + site - self.log_evidence(self.prior).sum(-1)
 
     def log_evidence(self, prior: NNGPs) -> Float[Tensor, " B"]:
-        """Log densities of the sites of the batch's targets given the sites of their neighbors, under a prior."""
+        """Log densities of the sites of the batch's targets given the sites of their neighbors, under a prior.
+
+        With `evidence`, equal parts of the evidence.
+        """
+        if self.evidence is not None:
+            whole = self.evidence(prior, self.loading, self.target, self.precision).to(self.loc)
+            return (whole / self.loc.shape[1]).expand(self.loc.shape[1])
         batch, points = prior.batch, prior.priors[0].graph.x[prior.batch.rows]
         seen = self.precision[:, batch.targets] > 0
         rows, values, rest = whitened_sites(self.loading, self.target, self.precision)

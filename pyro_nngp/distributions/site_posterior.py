@@ -102,6 +102,10 @@ class SitePosterior(Expandable):
         """Marginal variances."""
         return self._variance
 
+    def outputs(self) -> tuple[Float[Tensor, "*S U"], Float[Tensor, "*S U"]]:
+        """Means and variances of what is observed, u itself."""
+        return self.loc, self._variance
+
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
         """Draws, joint over all points or of the marginals, see the class.
 

@@ -10,24 +10,40 @@ the second part in blocks of the L values at a point. As for one function
 (:mod:`pyro_nngp.variational.posterior_mean`), conjugate gradients start on P, here with the blocks of P at each point
 as preconditioner, and continue in whitened coordinates when 20 iterations no longer halve the residual.
 
+With a plan there is a sparse factor instead (:mod:`pyro_nngp.linalg.multifrontal`), whose families are those of each
+prior and the L values at each point, and few values have a dense one.
+
 Cost: O(N L (K + T)) time per iteration and O(N L (K + T)) memory; up to 3,000 values one dense factorization instead.
 Symbols: N points, K neighbors, T observations per point, L latent functions.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
-from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_inverse, factor_solve, half_solve
-from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
+from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_inverse, factor_log_det, factor_solve
+from pyro_nngp.linalg.multifrontal import MultifrontalFactor
+from pyro_nngp.linalg.nested_dissection import Elimination, nested_dissection
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor, families_of
 
 _DENSE_UP_TO = 3000  # values: beyond, iterations are quicker
 _LOOK = 20  # iterations between checks of the residual
 _PLAIN, _MOST = 200, 2000  # largest numbers of iterations
 _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
+
+
+def coupled_elimination(
+    x: Float[Tensor, "N D"], neighbors: Int[Tensor, "N K"], num_functions: int, most: float
+) -> Elimination | None:
+    """The order of elimination for P, function by function; None if it takes more operations than `most`."""
+    points, families = torch.arange(len(x), device=x.device)[:, None], families_of(neighbors.long())
+    first = len(x) * torch.arange(num_functions, device=x.device)
+    tables = [*(families + start for start in first), points + first]
+    return nested_dissection(x.repeat(num_functions, 1), tables, most)
 
 
 class CoupledPosterior:
@@ -38,12 +54,14 @@ class CoupledPosterior:
             L times.
         loading: A, (N, T, L), or (1, T, L) if all points share it.
         precision: tau >= 0, (T, N).
-        dense_up_to: number of values up to which P is factorized.
+        dense_up_to: number of values up to which P is factorized without a plan.
         max_iterations: largest number of iterations in whitened coordinates; a warning reports if they did not suffice.
+        plan: from :func:`coupled_elimination`, for a sparse factor.
 
     Attributes:
         gram: A' diag(tau) A at each point, (N, L, L).
-        is_dense: whether P is factorized.
+        is_dense: whether P has a dense factor.
+        is_direct: whether it has a dense or a sparse one.
     """
 
     def __init__(
@@ -53,14 +71,15 @@ class CoupledPosterior:
         precision: Float[Tensor, "T N"],
         dense_up_to: int = _DENSE_UP_TO,
         max_iterations: int = _MOST,
+        plan: Elimination | None = None,
     ) -> None:
         n = precision.shape[1]
         self.factors, self.precision = list(factors), precision.double()
         self.loading = loading.double().expand(n, *loading.shape[1:])
         self.gram = torch.einsum("ntl,tn,ntk->nlk", self.loading, self.precision, self.loading)
-        self.is_dense = len(self.factors) * n <= dense_up_to
-        self._most = max_iterations
-        self._tril: Tensor | None = None
+        self.is_dense = plan is None and len(self.factors) * n <= dense_up_to
+        self.is_direct = self.is_dense or plan is not None
+        self._most, self._plan = max_iterations, plan
 
     def mean(
         self,
@@ -69,6 +88,7 @@ class CoupledPosterior:
         easy: bool = True,
         tolerance: float = 1e-3,
         reduction: float = 0.0,
+        near: "CoupledPosterior | None" = None,
     ) -> tuple[Float[Tensor, "L N"], bool]:
         """Posterior mean; arguments and results as for :func:`~pyro_nngp.variational.posterior_mean.posterior_mean`.
 
@@ -78,25 +98,37 @@ class CoupledPosterior:
             easy: whether to begin with iterations on P.
             tolerance: the mean costs the ELBO at most tolerance^2 / 2 nats per value.
             reduction: stop also when the residual has fallen to this part of its start.
+            near: a posterior with a factor and about these precisions, which preconditions iterations in place of a
+                factor of this one.
         """
         right, start = self.transposed(self.precision * target.double()), start.double()
-        return self._solve(right, start, easy, tolerance, reduction)
+        return self._solve(right, start, easy, tolerance, reduction, near)
 
     def solve(self, right: Float[Tensor, "*S L N"], tolerance: float = 1e-3) -> Float[Tensor, "*S L N"]:
         """P^-1 right; the tolerance is as of :meth:`mean`."""
         return self._solve(right.double(), torch.zeros_like(right, dtype=torch.float64), True, tolerance, 0.0)[0]
 
     def covariances(self) -> Float[Tensor, "N L L"]:
-        """Covariances of the latent values at each point, by a dense factorization."""
-        cov = factor_inverse(self.factor()).unflatten(0, (len(self.factors), -1)).unflatten(2, (len(self.factors), -1))
-        return cov.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+        """Covariances of the latent values at each point, by a factor."""
+        if not self.is_dense:
+            return self.sparse.moments[1][-1]
+        return self.dense_covariance.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+
+    @cached_property
+    def dense_covariance(self) -> Float[Tensor, "L N L N"]:
+        """Covariances of all values, by a dense factor."""
+        size = len(self.factors), -1
+        return factor_inverse(self.factor()).unflatten(0, size).unflatten(2, size)
+
+    def log_det(self) -> float:
+        """The log determinant of P, by a factor."""
+        return float(factor_log_det(self.factor())) if self.is_dense else self.sparse.log_det
 
     def draw(self, mean: Float[Tensor, "L N"], tolerance: float = 1e-6) -> Float[Tensor, "L N"]:
         """One draw from the posterior with the given mean."""
         noise = torch.randn_like(self.precision), torch.randn_like(mean.double())
-        if self.is_dense:
-            deviation = half_solve(self.factor(), noise[1].reshape(-1, 1), transposed=True)
-            return mean + deviation.reshape(mean.shape).to(mean)
+        if self.is_direct:
+            return mean + self.central_draws(noise[0][None], noise[1][None], tolerance)[0].to(mean)
         right = self.color_transposed(self.transposed(self.precision.sqrt() * noise[0])) + noise[1]
         return mean + self.color(self._solve_white(right, None, tolerance, None)).to(mean)
 
@@ -143,11 +175,17 @@ class CoupledPosterior:
         return torch.stack([getattr(factor, operation)(u) for factor, u in each], -2)
 
     def _solve(
-        self, right: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+        self,
+        right: Tensor,
+        start: Tensor,
+        easy: bool,
+        tolerance: float,
+        reduction: float,
+        near: "CoupledPosterior | None" = None,
     ) -> tuple[Tensor, bool]:
         """Solve P u = right, (*S, L, N); results as for :meth:`mean`."""
-        if self.is_dense:
-            return self._solve_dense(right), easy
+        if self.is_direct and near is None:
+            return self._solve_directly(right), easy
         shape = right.shape
 
         def flat(values: Tensor) -> Tensor:
@@ -159,6 +197,19 @@ class CoupledPosterior:
         size = torch.clamp(_RELATIVE * norm(right), min=shape[-2:].numel() ** 0.5)
         if reduction:
             tolerance = max(tolerance, reduction * float((norm(right - self.product(start)) / size).max()))
+        if near is not None:
+            solution, left = conjugate_gradients(
+                lambda v: flat(self.product(v.reshape(shape))),
+                flat(right),
+                flat(start),
+                None,
+                tolerance,
+                _PLAIN,
+                norm=norm,
+                size=size,
+                precondition=lambda r: flat(near._solve_directly(r.reshape(shape))),
+            )
+            return (solution.reshape(shape) if left <= tolerance else self._solve_directly(right)), easy
         if easy:
             diagonals = torch.stack([factor.diagonal() for factor in self.factors], -1)
             tril = cholesky(add_diagonal(self.gram, diagonals), 0.0)
@@ -203,20 +254,30 @@ class CoupledPosterior:
             warn_of_residual("CoupledPosterior", worst, self._most)
         return z.reshape(shape)
 
+    @cached_property
+    def sparse(self) -> MultifrontalFactor:
+        """The sparse Cholesky factor of P, with a table of families for each prior and one for the points."""
+        assert self._plan is not None  # where there is no dense factor
+        tables = [*(factor.root().values for factor in self.factors), self.gram]
+        return MultifrontalFactor(self._plan, tables, self.gram.new_zeros(len(self.factors) * len(self.gram)))
+
     def factor(self) -> Float[Tensor, "LN LN"]:
-        """Cholesky factor of P, latent function by latent function."""
-        if self._tril is None:
-            dense = torch.block_diag(*[factor.dense() for factor in self.factors])
-            count, n = len(self.factors), len(self.gram)
-            by_point = dense.view(count, n, count, n)
-            every = torch.arange(n, device=dense.device)
-            by_point[:, every, :, every] += self.gram
-            self._tril = cholesky(dense, 0.0)
+        """Dense Cholesky factor of P, latent function by latent function."""
         return self._tril
 
-    def _solve_dense(self, right: Tensor) -> Tensor:
+    @cached_property
+    def _tril(self) -> Tensor:
+        dense = torch.block_diag(*[factor.dense() for factor in self.factors])
+        count, n = len(self.factors), len(self.gram)
+        by_point = dense.view(count, n, count, n)
+        every = torch.arange(n, device=dense.device)
+        by_point[:, every, :, every] += self.gram
+        return cholesky(dense, 0.0)
+
+    def _solve_directly(self, right: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         flat = right.reshape(-1, right.shape[-2:].numel())
-        return factor_solve(self.factor(), flat.mT).mT.reshape(right.shape)
+        solution = factor_solve(self._tril, flat.mT).mT if self.is_dense else self.sparse.solve(flat)
+        return solution.reshape(right.shape)
 
 
 def _point_by_point(tril: Float[Tensor, "N L L"], values: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:

@@ -3,7 +3,8 @@ r"""Sparse Cholesky factor of a sum of outer products, front by front, and entri
 .. math:: P = R^\top R + \mathrm{diag}\,\tau = L L^\top
 
 for a sparse root R, such as that of a nearest-neighbor prior's precision above rows of observations, and precisions
-:math:`\tau` of pseudo-observations. The rows of R stand in tables of families. Each front
+:math:`\tau` of pseudo-observations. The rows of R stand in tables of families; a table may instead have the sums of
+the outer products of its families, such as the information of several observations. Each front
 (:mod:`pyro_nngp.linalg.nested_dissection`) adds up the outer products of its families and what its children leave over,
 eliminates the points of its node and leaves a Schur complement at its border (the multifrontal method). With the blocks
 :math:`L_{11}, L_{21}` of a front and :math:`Y = L_{21} L_{11}^{-1}`, the inverse :math:`S = P^{-1}` on the pattern of L
@@ -41,8 +42,8 @@ class MultifrontalFactor:
 
     Args:
         plan: the order of elimination for the families of R.
-        root: for each table of families, the entries of R at their members; those of a point that stands twice in a
-            family are added.
+        root: for each table of families, the entries of R at their members, or blocks of R' R among them; those of a
+            point that stands twice in a family are added.
         diagonal: tau.
 
     Attributes:
@@ -52,7 +53,12 @@ class MultifrontalFactor:
         NotPositiveDefiniteError: if P is not, in double precision.
     """
 
-    def __init__(self, plan: Elimination, root: Sequence[Float[Tensor, "F k"]], diagonal: Float[Tensor, " N"]) -> None:
+    def __init__(
+        self,
+        plan: Elimination,
+        root: Sequence[Float[Tensor, "F k"] | Float[Tensor, "F k k"]],
+        diagonal: Float[Tensor, " N"],
+    ) -> None:
         self._plan, self._home, self._root = plan, diagonal.device, [rows.cpu() for rows in root]
         sizes, widths = plan.sizes, plan.widths
         self._stored = self._root[0].new_empty(int((sizes * (sizes + widths)).sum()))
@@ -65,7 +71,7 @@ class MultifrontalFactor:
             size, matrix = front.size, _square(workspace, len(front.points)).zero_()
             for rows, families, members in zip(self._root, front.families, front.members, strict=True):
                 own = rows[families]
-                _add(matrix, members, own[:, :, None] * own[:, None])
+                _add(matrix, members, own if own.dim() == 3 else own[:, :, None] * own[:, None])
             matrix.diagonal()[:size] += diagonal[front.points[:size]]
             for child in front.children:
                 _add(matrix, plan.fronts[child].border[None], left_over.pop(child)[None])
@@ -101,15 +107,18 @@ class MultifrontalFactor:
             z[own] = torch.addmm(inverse @ z[own], slope, z[border], alpha=-1)
 
     @cached_property
-    def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "F k"]]:
-        """Diagonal of P^-1, and the entries of R P^-1 at the members of each family of the first table."""
-        root = self._root[0]
-        variances, products = root.new_empty(len(self._plan.order)), torch.empty_like(root)
+    def moments(self) -> tuple[Float[Tensor, " N"], list[Tensor]]:
+        """Diagonal of P^-1, and for each table the entries of R P^-1 at the members of its families.
+
+        A table of blocks has the entries of P^-1 among the members, (F, k, k).
+        """
+        variances, tables = self._root[0].new_empty(len(self._plan.order)), [*map(torch.empty_like, self._root)]
         for front, inverse in self._inverses():
             variances[front.points[: front.size]] = inverse.diagonal()[: front.size]
-            among, own = _take(inverse, front.members[0]), front.families[0]
-            products[own] = (among @ root[own][:, :, None])[..., 0]
-        return variances.to(self._home), products.to(self._home)
+            for rows, values, own, members in zip(self._root, tables, front.families, front.members, strict=True):
+                among = _take(inverse, members)
+                values[own] = among if rows.dim() == 3 else (among @ rows[own][:, :, None])[..., 0]
+        return variances.to(self._home), [values.to(self._home) for values in tables]
 
     def covariances(self, tables: Sequence[int]) -> list[Float[Tensor, "F k k"]]:
         """Entries of P^-1 among the members of each family, for some tables."""

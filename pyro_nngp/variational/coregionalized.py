@@ -7,9 +7,9 @@ with pseudo-observations from the moments of the outputs :math:`f_p(x_i) = a_{pi
 but data determine sums of them: q keeps their covariance, L x L at each point.
 
 Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp.linalg.coupled_posterior`).
-Covariances at the data are exact up to 3,000 values; beyond, and at new points, they are those given the
-pseudo-observations of the nearest points, the point itself included: at least K points, and up to 96 observations. Rows
-and outputs without a datum have the precision 0.
+Covariances at the data are exact up to 3,000 values, and where the posterior precision has a small sparse factor;
+elsewhere, and at new points, they are those given the pseudo-observations of the nearest points, the point itself
+included: at least K points, and up to 96 observations. Rows and outputs without a datum have the precision 0.
 
 Cost: O(N (k R)^3) per round of covariances with k nearest points, R = min(T, L), and O(N L K) per iteration of
 conjugate gradients to solve; a batch touches its rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T
@@ -35,12 +35,13 @@ from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGP
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import cholesky, half_solve, solve_triangular
+from pyro_nngp.linalg import VecchiaFactor, cholesky, half_solve, solve_triangular
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.means import BasisMean
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
-from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
+from pyro_nngp.variational.coregionalized_evidence import ExactCoregionalizedEvidence, coregionalized_excess
 from pyro_nngp.variational.evidence_excess import Excess
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.family import gain_of
@@ -51,6 +52,7 @@ from pyro_nngp.variational.site_solution import SiteSolution
 
 _LEAST = 1e-3  # curvature of the levels, relative to single outputs: data that say less do not move them far
 GIVEN_ROUNDS, _GIVEN_STEP, _GIVEN_MOVE = 100, 0.5, 1e-4  # of sites at new points; moves in standard deviations
+_ROUNDING = 8  # of values that are the same, in units of their dtype
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -64,6 +66,7 @@ class GivenOutputs(Protocol):
         bound: the hyperparameters.
         parameters: what the evidence of the pseudo-observations depends on.
         mean: the mean function as a module.
+        has_factors: whether the loadings are solved for as well.
     """
 
     @property
@@ -80,6 +83,9 @@ class GivenOutputs(Protocol):
 
     @property
     def mean(self) -> Any: ...
+
+    @property
+    def has_factors(self) -> bool: ...
 
     def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
         """A at points, or (1, T, L) where it is the same at all."""
@@ -153,7 +159,13 @@ class CoregionalizedObservations(ObservedGaussian):
         some = prior.batch.rows
         target, precision = self.observations(given, EVERY if prior.is_whole else some)
         loading, loc, cov = given.loading(given.rows.x[some]), self.loc[:, some], self.covariance[some]
-        return CoregionalizedPosterior(prior, loading, target, precision, loc, cov, offset=offset)
+        evidence = self._evidence_of_outputs if self._profile is not None and prior.is_whole else None
+        return CoregionalizedPosterior(prior, loading, target, precision, loc, cov, offset=offset, evidence=evidence)
+
+    def _evidence_of_outputs(self, prior: NNGPs, loading: Tensor, target: Tensor, precision: Tensor) -> Tensor:
+        conditionals = [part for each in prior.each for part in each.conditionals]
+        neighbors, posterior_at = prior.priors[0].graph.neighbors, cast(Any, self._profile).posterior_at
+        return ExactCoregionalizedEvidence.apply(posterior_at, neighbors, loading, target, precision, *conditionals)
 
     # The optimum.
 
@@ -162,10 +174,16 @@ class CoregionalizedObservations(ObservedGaussian):
 
     def latent_prior(self, given: GivenOutputs) -> "CoregionalizedPrior":
         """The priors of the latent functions at the present hyperparameters."""
-        rows, graph, bound = given.rows, given.graph, given.bound
+        graph, bound = given.graph, given.bound
         near = self._cache.nearest(lambda: graph.query(graph.x, self.prediction_neighbors(given)))
-        seen = ~rows.targets().isnan()
-        return CoregionalizedPrior(bound.covariances, graph, bound.jitter, given.loading(graph.x), seen, near)
+        rest = given.loading(graph.x), ~given.rows.targets().isnan(), near, self.elimination(given)
+        return CoregionalizedPrior(bound.covariances, graph, bound.jitter, *rest)
+
+    def elimination(self, given: Any) -> Elimination | None:
+        """The order of elimination for all latent functions; None with Gaussian data, and for solved loadings."""
+        if given.has_factors or given.bound.likelihood.is_gaussian:
+            return None
+        return self._cache.plan(given.graph, len(self.loc))
 
     def _put(self, given: Any, solution: SiteSolution, latent: Any) -> None:
         super()._put(given, solution, latent)
@@ -408,6 +426,8 @@ class CoregionalizedPrior(LatentPrior):
         loading: at the points, (N, T, L) or (1, T, L).
         seen: which outputs are there, (T, N).
         nearest: rows of the points that the covariances at each point depend on.
+        plan: order of elimination for exact means and covariances; beyond 3,000 values None has iterations, and
+            covariances from near points.
 
     Attributes:
         covariance: of the latent functions at each point, (N, L, L), from the last solution.
@@ -415,6 +435,7 @@ class CoregionalizedPrior(LatentPrior):
 
     covariance: Tensor | None = None
     _last: CoupledPosterior | None = None
+    _near: CoupledPosterior | None = None  # the last with covariances from a factor
 
     def __init__(
         self,
@@ -424,13 +445,19 @@ class CoregionalizedPrior(LatentPrior):
         loading: Float[Tensor, "#N T L"],
         seen: Tensor,
         nearest: Int[Tensor, "N k"],
+        plan: Elimination | None = None,
     ) -> None:
-        self._kernels, self._graph, self._jitter, self._nearest = kernels, graph, jitter, nearest
+        self._kernels, self._graph, self._jitter, self._nearest, self._plan = kernels, graph, jitter, nearest, plan
         whole = graph.batch()
         priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
         self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
         self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
         self._none = self.posterior(torch.zeros_like(seen, dtype=torch.float64))
+
+    @property
+    def exact(self) -> Any:  # type: ignore[override]
+        """The prior itself, if the posterior has a factor."""
+        return self if self._none.is_direct else None
 
     @property
     def variance(self) -> Float[Tensor, "T N"]:
@@ -449,9 +476,13 @@ class CoregionalizedPrior(LatentPrior):
     def posterior_mean(
         self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Float[Tensor, "L N"], bool]:
-        posterior = self.posterior(precision * self._seen)
-        loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction)
+        posterior, near = self._posterior_and_near(precision * self._seen)
+        loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction, near)
         return loc.to(start), easy
+
+    def targets(self, loc: Float[Tensor, "L N"], precision: Tensor, sites: tuple[Tensor, Tensor]) -> Tensor:
+        f, (target, before) = self.at(loc), sites
+        return f + before / torch.where(self._seen, precision, 1.0) * (target - f)
 
     def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
         cov = self.posterior_covariance(precision * self._seen)
@@ -460,8 +491,8 @@ class CoregionalizedPrior(LatentPrior):
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
         """Covariances of the latent functions at each point: exact where the precision is factorized."""
         posterior = self.posterior(precision)
-        if posterior.is_dense:
-            self.covariance = posterior.covariances().to(self._graph.x)
+        if posterior.is_direct:
+            self._near, self.covariance = posterior, posterior.covariances().to(self._graph.x)
             return self.covariance
         x, near = self._graph.x, self._nearest
         rows, values, _ = whitened_sites(self._loading, torch.zeros_like(precision), precision)
@@ -508,22 +539,43 @@ class CoregionalizedPrior(LatentPrior):
         self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], easy: bool, tolerance: float
     ) -> tuple[Float[Tensor, "C L N"], Float[Tensor, "C T N"]]:
         """Posterior means of the latent functions for each change of the observations, and what is left of it."""
-        posterior, zero = self.posterior(precision), self.start(changes[0])
-        gains = [posterior.mean(change, zero, easy, tolerance)[0].to(changes) for change in changes]
+        (posterior, near), zero = self._posterior_and_near(precision), self.start(changes[0])
+        gains = [posterior.mean(change, zero, easy, tolerance, near=near)[0].to(changes) for change in changes]
         return torch.stack(gains), torch.stack([c - self.at(gain) for c, gain in zip(changes, gains, strict=True)])
 
     def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
         """The same priors with other loadings."""
         new = copy.copy(self)
-        new._loading, new._last = loading.to(self._loading).expand_as(self._loading), None
+        new._loading, new._last, new._near = loading.to(self._loading).expand_as(self._loading), None, None
         new._none = new.posterior(torch.zeros_like(self._seen, dtype=torch.float64))
         return new
 
     def posterior(self, precision: Float[Tensor, "T N"]) -> CoupledPosterior:
         """The posterior with these precisions; the last one is kept, with what it has factorized."""
         if self._last is None or not torch.equal(self._last.precision, precision.double()):
-            self._last = CoupledPosterior(self._factors, self._loading, precision)
+            self._last = CoupledPosterior(self._factors, self._loading, precision, plan=self._plan)
         return self._last
+
+    def _posterior_and_near(self, precision: Tensor) -> tuple[CoupledPosterior, CoupledPosterior | None]:
+        """The posterior, and one with a factor about there; None where it has one itself, or there is none."""
+        posterior = self.posterior(precision)
+        return posterior, None if posterior is self._near else self._near
+
+    def posterior_at(
+        self, factors: Sequence[VecchiaFactor], loading: Float[Tensor, "N T L"], precision: Float[Tensor, "T N"]
+    ) -> CoupledPosterior:
+        """The posterior under any priors and loadings: the last one where it is that, up to rounding."""
+        last = self._near
+        if last is not None and _same(last.precision, precision) and _same(last.loading, loading):
+            pairs = zip(last.factors, factors, strict=True)
+            if all(_same(one.w, other.w) and _same(one.var, other.var) for one, other in pairs):
+                return last
+        return CoupledPosterior(factors, loading, precision, plan=self._plan)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether values are the same up to the rounding of the second."""
+    return torch.allclose(one, other.to(one), _ROUNDING * torch.finfo(other.dtype).eps, 0.0)
 
 
 __all__ = ["CoregionalizedObservations", "GivenOutputs", "given_values", "latent_priors"]

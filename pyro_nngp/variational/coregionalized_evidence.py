@@ -16,22 +16,23 @@ with the posterior mean m of u and :math:`\bar f = A m`. Under :math:`q(u) = N(m
 
 at each output and point. Outputs that are missing have the precision 0 and add nothing.
 
-Cost: up to 3,000 latent values O((N L)^3); then 8 to 32 solutions by conjugate gradients, O(N L (K + T)) per iteration.
-Symbols: N points, K neighbors, T outputs, L latent functions.
+Cost: a sparse factorization with its moments, or up to 3,000 latent values O((N L)^3); elsewhere 8 to 32 solutions by
+conjugate gradients, O(N L (K + T)) per iteration. Symbols: N points, K neighbors, T outputs, L latent functions.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.kernels.binding import bind_double
-from pyro_nngp.linalg import factor_inverse, factor_log_det
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.variational.evidence_excess import Excess
 from pyro_nngp.variational.latent_evidence import (
@@ -39,6 +40,7 @@ from pyro_nngp.variational.latent_evidence import (
     Moments,
     controlled,
     moments_of_covariance,
+    moments_of_products,
     number_of_draws,
     prior_gradient,
 )
@@ -76,7 +78,7 @@ def coregionalized_gradient(
         seed: of the draws.
     """
     target, loc, precision = target.double(), loc.double(), posterior.precision
-    central = _exact(posterior) if posterior.is_dense else _drawn(posterior, seed)
+    central = _exact(posterior) if posterior.is_direct else _drawn(posterior, seed)
     of_prior = [prior_gradient(*parts) for parts in zip(posterior.factors, loc, central.each, strict=True)]
     seen = precision > 0
     error = (target - posterior.at(loc)) * seen
@@ -89,13 +91,46 @@ def coregionalized_gradient(
 def coregionalized_log_evidence(
     posterior: CoupledPosterior, target: Float[Tensor, "T N"], loc: Float[Tensor, "L N"]
 ) -> Float[Tensor, ""]:
-    """log Z by a dense factorization, O((N L)^3); arguments as of :func:`coregionalized_gradient`."""
+    """log Z by a factor of the posterior precision; arguments as of :func:`coregionalized_gradient`."""
     target, loc, precision = target.double(), loc.double(), posterior.precision
     seen = precision > 0
-    log_det = factor_log_det(posterior.factor()) - sum(factor.log_det() for factor in posterior.factors)
+    log_det = posterior.log_det() - sum(factor.log_det() for factor in posterior.factors)
     quadratic = (precision * target * (target - posterior.at(loc))).sum()
     constants = seen.sum() * math.log(2 * math.pi) - torch.where(seen, precision, 1.0).log().sum()
     return -(log_det + quadratic + constants) / 2
+
+
+class ExactCoregionalizedEvidence(torch.autograd.Function):
+    """log Z as a differentiable function of loadings, pseudo-observations and the priors' conditionals.
+
+    Arguments: a function that maps factors of the priors, loadings and precisions to the posterior; neighbors (N, K);
+    loadings (N, T, L), targets (T, N) and precisions (T, N); weights (N, K) and variances (N,) of each latent function.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        posterior_at: Callable[[Sequence[VecchiaFactor], Tensor, Tensor], CoupledPosterior],
+        neighbors: Tensor,
+        loading: Tensor,
+        target: Tensor,
+        precision: Tensor,
+        *conditionals: Tensor,
+    ) -> Tensor:
+        pairs = zip(conditionals[::2], conditionals[1::2], strict=True)
+        factors = [VecchiaFactor(w.detach().double(), var.detach().double(), neighbors) for w, var in pairs]
+        posterior = posterior_at(factors, loading.detach(), precision.detach())
+        loc, _ = posterior.mean(target.detach(), target.new_zeros(len(factors), len(neighbors)))
+        if any(ctx.needs_input_grad):
+            found = coregionalized_gradient(posterior, target.detach(), loc)
+            of_conditionals = [part for pair in zip(found.w, found.var, strict=True) for part in pair]
+            ctx.save_for_backward(found.loading, found.target, found.precision, *of_conditionals)
+        return coregionalized_log_evidence(posterior, target.detach(), loc)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(grad * part for part in ctx.saved_tensors)
 
 
 def coregionalized_excess(
@@ -119,7 +154,7 @@ def coregionalized_excess(
         parts = torch.autograd.grad(difference, parameters, retain_graph=True, allow_unused=True)
         gradient = [total if part is None else total + part for total, part in zip(gradient, parts, strict=True)]
         value += float(observed.detach())
-    if not posterior.is_dense:
+    if not posterior.is_direct:
         return Excess(gradient, None)
     with torch.no_grad():
         return Excess(gradient, float(coregionalized_log_evidence(posterior, whole.target, whole.loc)) - value)
@@ -143,9 +178,13 @@ def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: T
 
 def _exact(posterior: CoupledPosterior) -> _Central:
     factors, a = posterior.factors, posterior.loading
-    cov = factor_inverse(posterior.factor()).unflatten(0, (len(factors), -1)).unflatten(2, (len(factors), -1))
-    each = [moments_of_covariance(factor, cov[i, :, i]) for i, factor in enumerate(factors)]
-    at_points = cov.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+    if posterior.is_dense:
+        cov = posterior.dense_covariance
+        each = [moments_of_covariance(factor, cov[i, :, i]) for i, factor in enumerate(factors)]
+    else:
+        products = posterior.sparse.moments[1][:-1]
+        each = [moments_of_products(*parts) for parts in zip(factors, products, strict=True)]
+    at_points = posterior.covariances()
     return _Central(each, a @ at_points, torch.einsum("ntl,nlk,ntk->tn", a, at_points, a))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.coupled_posterior import coupled_elimination
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination, nested_dissection
 from pyro_nngp.linalg.vecchia_factor import families_of
@@ -23,19 +24,23 @@ from pyro_nngp.neighbors import NeighborGraph
 
 MOST_OPERATIONS = 3e11
 """Most multiplications of a factorization with moments: 15 s on one core."""
+_MOST_COUPLED = 1e11  # the same for coupled functions: an evaluation of their bound takes several
 _ROUNDING = 8  # of precisions that are the same, in units of their dtype
 _MOST_MEMBERS = 5_000_000  # of all families: an order for more takes longer than iterations
 
 
-def elimination_of(graph: NeighborGraph) -> Elimination | None:
+def elimination_of(graph: NeighborGraph, num_coupled: int | None = None) -> Elimination | None:
     """The order of elimination for the posterior precision; None for a factor too large, or several processes.
 
     Args:
         graph: the points and their neighbors.
+        num_coupled: number of latent functions whose sums are observed; None for one that is observed itself.
     """
     families = families_of(graph.neighbors.long())
-    if isinstance(graph, ShardedGraph) or families.numel() > _MOST_MEMBERS:
+    if isinstance(graph, ShardedGraph) or (num_coupled or 1) * families.numel() > _MOST_MEMBERS:
         return None
+    if num_coupled is not None:
+        return coupled_elimination(graph.x, graph.neighbors, num_coupled, _MOST_COUPLED)
     return nested_dissection(graph.x, [families], MOST_OPERATIONS)
 
 

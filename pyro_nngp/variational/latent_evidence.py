@@ -145,6 +145,12 @@ def moments_of_covariance(prior: VecchiaFactor, cov: Float[Tensor, "N N"]) -> Mo
     return Moments(cross, joint.diagonal() - (prior.w * cross).sum(-1))
 
 
+def moments_of_products(prior: VecchiaFactor, products: Float[Tensor, "N k"]) -> Moments:
+    """Expectations from the entries of R P^-1, R the root of the prior's precision, at each point and its neighbors."""
+    cov = products * prior.var.sqrt()[:, None]  # of e with u_j and with the values at its neighbors
+    return Moments(cov[:, 1:], cov[:, 0] - (prior.w * cov[:, 1:]).sum(-1))
+
+
 def controlled(
     prior: Factor, draws: Float[Tensor, "S N"], of_prior: Float[Tensor, "S N"], strength: Float[Tensor, " N"]
 ) -> Moments:
@@ -225,9 +231,8 @@ class ExactLogEvidence(torch.autograd.Function):
 
 def _factored(prior: VecchiaFactor, factor: MultifrontalFactor) -> tuple[Moments, Tensor]:
     """Central moments and marginal variances under q(u), by a sparse factor of its precision."""
-    variance, products = factor.moments
-    cov = products * prior.var.sqrt()[:, None]  # of e with u_j and with the values at its neighbors
-    return Moments(cov[:, 1:], cov[:, 0] - (prior.w * cov[:, 1:]).sum(-1)), variance
+    variance, (products,) = factor.moments
+    return moments_of_products(prior, products), variance
 
 
 def _exact(prior: VecchiaFactor, precision: Tensor) -> tuple[Moments, Tensor]:

@@ -112,8 +112,10 @@ class LatentPrior:
             self._factor, target, precision, start, easy, tolerance, reduction, precondition=nearest.solve
         )
 
-    def targets(self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """Pseudo-observations of these precisions whose posterior has these means."""
+    def targets(
+        self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"], sites: tuple[Tensor, Tensor]
+    ) -> Float[Tensor, "*L N"]:
+        """Pseudo-observations of these precisions whose posterior has these means, as that of the sites has."""
         return loc + (self._factor.product(loc.double()) / precision.double()).to(loc)
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:

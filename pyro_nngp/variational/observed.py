@@ -221,7 +221,7 @@ class ObservedGaussian(Family):
                 getattr(self, name).copy_(given.graph.complete(value.to(self.loc)))
 
     def can_profile(self, given: Given) -> bool:
-        """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""
+        """Whether the posterior precision has a factor, see :meth:`profiled`."""
         return self.elimination(given) is not None
 
     def elimination(self, given: Given) -> Elimination | None:
@@ -242,12 +242,13 @@ class ObservedGaussian(Family):
         Raises:
             NotPositiveDefiniteError: if there is no solution in double precision; q is then as before.
         """
-        kept = [*(getattr(self, name) for name in _TABLES), *MeanCoefficients(read().mean).solved_values()]
+        tables = [self._buffers[name] for name in sorted(self.trained_buffers)]
+        kept = [part for part in tables if part is not None] + [*MeanCoefficients(read().mean).solved_values()]
         before = [part.detach().clone() for part in kept]
         try:
             profile = self._solve(read, tolerance=tolerance)
             if not all(bool(part.isfinite().all()) for part in kept):
-                raise NotPositiveDefiniteError("VNNGP: q has no optimum at these hyperparameters in double precision.")
+                raise NotPositiveDefiniteError("q(u) has no optimum at these hyperparameters in double precision.")
         except NotPositiveDefiniteError:
             with torch.no_grad():
                 for part, value in zip(kept, before, strict=True):

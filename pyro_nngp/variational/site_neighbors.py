@@ -108,14 +108,14 @@ class NeighborCache:
             self._nearest = find()
         return self._nearest
 
-    def plan(self, graph: NeighborGraph) -> Elimination | None:
+    def plan(self, graph: NeighborGraph, num_coupled: int | None = None) -> Elimination | None:
         """The order of elimination for the posterior precision; None where there is none, see the function.
 
         Where there was none, there is none for another graph of that size: finding out takes seconds.
         """
         size = tuple(graph.neighbors.shape)
         if self._plan is None:
-            self._plan = (None if size == self._too_large else elimination_of(graph),)
+            self._plan = (None if size == self._too_large else elimination_of(graph, num_coupled),)
             self._too_large = size if self._plan[0] is None else None
         return self._plan[0]
 

@@ -151,7 +151,8 @@ def optimal_sites(
             break
         used = sites[1]
     if latent.exact is not None and used is not None:  # moments of one posterior, whose factor is kept
-        variance, sites = latent.posterior_variance(used), (mean + latent.targets(loc, used), used)
+        variance, of_u = latent.posterior_variance(used), (sites[0] - mean, sites[1])
+        sites = mean + latent.targets(loc, used, of_u), used
         condition()
     progress = Progress(moved, improved or max_steps <= 0, not is_solved and used is None)
     return SiteSolution(sites[0] - mean, sites[1], loc, variance, gain), progress

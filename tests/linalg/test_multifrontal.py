@@ -39,7 +39,7 @@ def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_col
     torch.testing.assert_close(factor.solve(right[0]), inverse @ right[0], rtol=1e-9, atol=1e-11)
     assert torch.equal(right, before)
     assert factor.log_det == pytest.approx(float(torch.logdet(precision)), rel=1e-12)
-    variances, products = factor.moments
+    variances, (products,) = factor.moments
     torch.testing.assert_close(variances, inverse.diagonal(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(products, (dense_root @ inverse).gather(-1, families), rtol=1e-9, atol=1e-11)
 
@@ -49,9 +49,9 @@ def test_a_factor_of_tensors_on_a_device_gives_results_there():
     here, right = MultifrontalFactor(plan, [root], diagonal), normal(2, 60)
     with pretended_device():
         there = MultifrontalFactor(plan, [root.to(DEVICE)], diagonal.to(DEVICE))
-        found = [there.solve(right.to(DEVICE)), *there.moments, *there.covariances([0])]
+        found = [there.solve(right.to(DEVICE)), there.moments[0], *there.moments[1], *there.covariances([0])]
         assert all(each.device == DEVICE for each in found)
-        want = [here.solve(right), *here.moments, *here.covariances([0])]
+        want = [here.solve(right), here.moments[0], *here.moments[1], *here.covariances([0])]
         assert all(torch.equal(a.cpu(), b) for a, b in zip(found, want, strict=True))
     assert there.log_det == here.log_det
 
@@ -62,7 +62,7 @@ def test_products_are_half_the_gradient_of_the_log_determinant():
     dense = torch.zeros(60, 60, dtype=F64).scatter_add(-1, families, root)
     (gradient,) = torch.autograd.grad(torch.logdet(dense.mT @ dense + diagonal.diag()), root)
     factor = MultifrontalFactor(plan, [root.detach()], diagonal)
-    torch.testing.assert_close(2 * factor.moments[1], gradient, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(2 * factor.moments[1][0], gradient, rtol=1e-9, atol=1e-11)
 
 
 def test_tables_of_different_widths_add_up():
@@ -80,6 +80,25 @@ def test_tables_of_different_widths_add_up():
     for table, found in zip((1, 0), factor.covariances([1, 0]), strict=True):
         near = tables[table]
         torch.testing.assert_close(found, inverse[near[:, :, None], near[:, None, :]], rtol=1e-9, atol=1e-12)
+
+
+def test_a_table_of_blocks_is_that_of_its_rows():
+    x, families = uniform(60), families_of(uniform(60), 4)
+    pairs = torch.stack([torch.arange(30), torch.arange(30) + 30], -1)
+    plan, root, rows = nested_dissection(x, [families, pairs], leaf=8), normal(60, 5), normal(30, 3, 2)
+    root[:, 0] += 3
+    blocks, none = rows.mT @ rows, torch.zeros(60, dtype=F64)
+    factor = MultifrontalFactor(plan, [root, blocks], none)
+    dense = [torch.zeros(60, 60, dtype=F64).scatter_add_(-1, families, root)]
+    dense += [torch.zeros(30, 60, dtype=F64).scatter_add_(-1, pairs, rows[:, i]) for i in range(3)]
+    dense = torch.cat(dense)
+    inverse = (dense.mT @ dense).inverse()
+    right = normal(2, 60)
+    torch.testing.assert_close(factor.solve(right), right @ inverse, rtol=1e-8, atol=1e-10)
+    variances, (products, among) = factor.moments
+    torch.testing.assert_close(variances, inverse.diagonal(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(products, (dense[:60] @ inverse).gather(-1, families), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(among, inverse[pairs[:, :, None], pairs[:, None, :]], rtol=1e-9, atol=1e-12)
 
 
 def test_a_singular_precision_is_refused():

@@ -5,10 +5,10 @@ import torch
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import NNGPs
-from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.linalg.coupled_posterior import CoupledPosterior, coupled_elimination
 from pyro_nngp.models import LMC
 from pyro_nngp.variational import coregionalized_evidence
 from pyro_nngp.variational.coregionalized_evidence import coregionalized_gradient
@@ -79,6 +79,80 @@ def test_loss_and_gradients_are_those_of_the_sparse_priors(noise, settings):
         torch.testing.assert_close(one, -other, rtol=1e-5, atol=1e-5)
     rounds = [IntegratedELBO().loss(gp.model, gp.guide, idx) for idx in torch.arange(N).split(25)]
     assert sum(rounds) / len(rounds) == pytest.approx(loss.item(), rel=1e-9)
+
+
+def counts():
+    """Two Poisson outputs and a Gaussian one, with missing values, of two latent functions."""
+    x, y, mixing = problem(0.1)
+    y[:, :2] = torch.poisson(y[:, :2].nan_to_num().exp(), generator=torch.Generator().manual_seed(0)) + 0 * y[:, :2]
+    kernels = [Matern32(2, variance=1.0, lengthscale=scale).double() for scale in (0.3, 0.6)]
+    parts = [Poisson(), Poisson(), Gaussian(variance=0.1)]
+    return LMC(x, y, kernels, parts, num_neighbors=K, mixing=mixing)
+
+
+def profiled(gp):
+    """The loss of all rows at the optimum of q, and its gradient."""
+    solved = set(map(id, gp.solved_parameters()))
+    parameters = [value for value in gp.parameters() if value.requires_grad and id(value) not in solved]
+    with gp.profile.optimum(tolerance=1e-8):
+        loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
+        assert -gp.profile.bound().item() == pytest.approx(loss.item(), rel=1e-9)
+    return loss.detach(), parameters, torch.autograd.grad(loss, parameters)
+
+
+def test_the_profiled_gradient_is_that_of_differences_between_solutions():
+    gp = counts()
+    _, parameters, gradients = profiled(gp)
+    assert len(parameters) == 6  # variances, lengthscales, loadings, noise
+    for param, gradient in zip(parameters, gradients, strict=True):
+        for entry in range(min(param.numel(), 2)):
+            sides = []
+            for step in (1e-3, -2e-3, 1e-3):
+                with torch.no_grad():
+                    param.reshape(-1)[entry].add_(step)
+                sides.append(profiled(gp)[0])
+            slope = (sides[0] - sides[1]).item() / 2e-3
+            assert gradient.reshape(-1)[entry].item() == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+def test_the_profile_is_the_dense_bound_at_its_sites():
+    gp = counts()
+    with gp.profile.optimum(tolerance=1e-8):
+        loss = IntegratedELBO().loss(gp.model, gp.guide)
+    factors, (target, precision) = priors(gp).factors(), gp.q.observations(gp.posterior(gp.bound()))
+    posterior = CoupledPosterior(factors, gp.loading(gp.x).detach(), precision.detach())
+    cov, prior = torch.linalg.inv(posterior.factor() @ posterior.factor().mT), [f.dense() for f in factors]
+    loc = posterior.mean(target.detach(), torch.zeros(2, N, dtype=F64))[0]
+    torch.testing.assert_close(gp.q.loc, loc, rtol=1e-5, atol=1e-6)
+    lam = torch.block_diag(*prior)
+    divergence = (lam @ cov).trace() + loc.flatten() @ lam @ loc.flatten() - 2 * N
+    divergence = (divergence - torch.logdet(cov) - torch.logdet(lam)) / 2
+    variance = torch.einsum("ntl,nlk,ntk->tn", posterior.loading, posterior.covariances(), posterior.loading)
+    f = posterior.at(loc) + gp.mean(gp.x).mT.detach()
+    expected = gp.likelihood.bind().expected_log_prob(gp.y.mT, f, variance).sum()
+    assert loss == pytest.approx((divergence - expected).item(), rel=1e-6)
+
+
+def test_sparse_and_dense_gradients_agree():
+    gp = counts()
+    gp.solve()
+    target, precision = (part.detach() for part in gp.q.observations(gp.posterior(gp.bound())))
+    parts = priors(gp).factors(), gp.loading(gp.x).detach(), precision
+    plan = coupled_elimination(gp.graph.x, gp.graph.neighbors, 2, 1e12)
+    found, want = (coregionalized_gradient(CoupledPosterior(*parts, plan=p), target, gp.q.loc) for p in (plan, None))
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+def test_counts_train_by_few_quasi_newton_steps():
+    gp = counts()
+    before = profiled(gp)[0]
+    result = fit(gp, progress=False)
+    assert "L-BFGS" in str(result)
+    assert len(result.losses) < 60
+    after, _, gradients = profiled(gp)
+    assert after < before - 1
+    assert all(float(gradient.abs().max()) < 0.5 for gradient in gradients)
 
 
 @pytest.mark.parametrize("noise", [0.01, pytest.param(1.0, marks=pytest.mark.slow)])

@@ -13,7 +13,8 @@ from pyro_nngp.variational.site_neighbors import NeighborCache
 def test_an_order_that_does_not_exist_is_sought_once_for_graphs_of_a_size(monkeypatch):
     sought = []
 
-    def found(graph):
+    def found(graph, num_coupled):
+        assert num_coupled is None
         sought.append(tuple(graph.neighbors.shape))
         return None if graph.num_points == 12 else "order"
 
