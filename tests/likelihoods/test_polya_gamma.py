@@ -46,3 +46,10 @@ def test_polya_gamma_bound_is_the_augmented_one_at_its_best(likelihood, make, tr
     assert (found > torch.stack(values[1:]).amax(0)).all()
     assert (found < exact).all()
     assert (found > exact - 0.3 * b).all()
+
+
+def test_trials_of_the_rows_limit_the_successes():
+    likelihood, trials = PolyaGammaBound(Binomial()).bind(), torch.tensor([3.0, 7.0])
+    likelihood.for_rows(trials=trials).check(torch.tensor([3.0, 5.0]))
+    with pytest.raises(ValueError, match="expected y to be"):
+        likelihood.for_rows(trials=trials).check(torch.tensor([5.0, 5.0]))
