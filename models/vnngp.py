@@ -24,7 +24,7 @@ from pyro import poutine
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_num_neighbors, fail, warn
 from pyro_nngp._indexing import values_at
 from pyro_nngp._kinds import check_flags, check_steps
 from pyro_nngp._shared import shared
@@ -357,6 +357,16 @@ class VNNGP(Method):
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""
         return self.q.solved_parameters(self._modules.get("mean"))
+
+    def _warn_of_intervals(self) -> None:
+        """Warn of a mean-field q(u) for data for which no log evidence tells of it."""
+        mean_field = isinstance(self.q, LocalGaussian) and self.q.pattern is None
+        if mean_field and self.likelihood is not None and not self.likelihood.is_gaussian:
+            name, data = type(self).__name__, type(self.likelihood).__name__
+            warn(
+                f"{name}: intervals of f from {data} data by a mean-field q(u) are not reliable: 95 % ones may cover a "
+                "few percent of it, since f may be explained away. Leave guide=MeanField() and `inducing` out."
+            )
 
     @torch.no_grad()
     def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:

@@ -157,7 +157,8 @@ def to_arviz(
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
     method = method_of(draws.model)
     if method is not None:
-        method.check_export("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
+        cure = "Take elpd(data.in_order(gp.loo())), and draws of gp.sample."
+        method.check_export("to_arviz", cure, draws.are_of(method))
     densities = predict = None
     if log_likelihood is None:
         log_likelihood = method is None or not _is_plug_in(method, draws)

@@ -150,7 +150,7 @@ def sample(
     Cost: once for all draws, or for each draw where hyperparameters differ between them, several at once where the
     method can.
     """
-    self._check_new("sample", x_new)
+    self._check_new("sample", x_new, samples is None)
     where = f"{type(self).__name__}.sample"
     check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
     if seed is not None:

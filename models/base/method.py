@@ -324,17 +324,19 @@ class Method(GPModule):
         return default_kernel(x, likelihood)
 
     def _warn_of_intervals(self) -> None:
-        """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
+        """Warn if intervals of f from the guide are known to be wrong; most methods have nothing to warn of."""
 
-    def check_export(self, where: str, cure: str) -> None:
-        """Raise ``TypeError`` on several processes; warn if intervals of f are known to be wrong."""
-        self._warn_of_intervals()
+    def check_export(self, where: str, cure: str, from_guide: bool) -> None:
+        """Raise ``TypeError`` on several processes; warn if intervals of f from the guide are known to be wrong."""
+        if from_guide:
+            self._warn_of_intervals()
         several_processes.check_whole(self, where, cure)
 
-    def _check_new(self, method: str, x_new: Any) -> None:
-        """Raise unless `x_new` has the columns, dtype and device of the data."""
+    def _check_new(self, method: str, x_new: Any, from_guide: bool = True) -> None:
+        """Raise unless `x_new` has the columns, dtype and device of the data; warn as :meth:`check_export` does."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
-        self._warn_of_intervals()
+        if from_guide:
+            self._warn_of_intervals()
 
     def _new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
         """The offset at new points, (P,) or (L, P); 0 without one."""

@@ -83,7 +83,7 @@ def moments(
         samples: posterior draws.
         kind: the moments of f, or of y.
     """
-    method._check_new(entry, x_new)
+    method._check_new(entry, x_new, samples is None)
     posterior, part, k = posterior_near(method, x_new, num_neighbors, samples)
     near, where = posterior.neighbors(x_new, k), f"{type(method).__name__}.{entry}"
     if samples is None:
@@ -176,7 +176,7 @@ def draws_by_draw(
     method: Any, x_new: Tensor, num_neighbors: int | None, seed: int, from_guide: bool
 ) -> Callable[[Draw], tuple[Posterior, Float[Tensor, "*L P"]]]:
     """The posterior and one joint draw of f as a function of one posterior draw at a time."""
-    method._check_new("predictions_by_draw", x_new)
+    method._check_new("predictions_by_draw", x_new, from_guide)
     check_flags(f"{type(method).__name__}.predictions_by_draw", from_guide=from_guide)
     posterior_at = method._posterior_in_guide if from_guide else method.posterior
     posterior, part, k = posterior_near(method, x_new, num_neighbors, {}, jointly=True)

@@ -284,7 +284,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
+@pytest.mark.filterwarnings("ignore:(SWSGP|VNNGP). intervals of f")
 @pytest.mark.parametrize(("method", "likelihood", "make", "settings"), OTHERS)
 def test_other_likelihoods_train_and_predict(method, likelihood, make, settings):
     x, f = waves()

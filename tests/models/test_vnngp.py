@@ -13,7 +13,7 @@ from pyro_nngp.data.datasets import uci
 from pyro_nngp.data.metrics import nll, rmse
 from pyro_nngp.data.preprocessing import Standardizer, random_split
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference import IntegratedELBO, fit
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.linalg import DEFAULT_JITTER
@@ -294,3 +294,20 @@ def test_batches_of_inducing_points_estimate_the_loss_without_bias():
     values = torch.tensor(whole, dtype=F64)
     assert abs(values.mean() - full) < 6 * values.std() / 10
     assert values.std() / 10 < 0.1 * abs(full)
+
+
+@pytest.mark.parametrize("settings", [{"guide": MeanField()}, {"inducing": 10}])
+def test_mean_field_intervals_without_a_log_evidence_come_with_a_warning(settings):
+    x = torch.rand(30, 2)
+    gp = VNNGP(x, (x[:, 0] > 0.5).float(), None, Bernoulli(), num_neighbors=5, **settings)
+    message = r"VNNGP: intervals of f from Bernoulli data by a mean-field q\(u\) are not reliable: .* Leave guide=MeanF"
+    for call in (lambda: gp(x), lambda: gp.predict(x), lambda: gp.sample(x, 2), lambda: to_arviz(gp, num_samples=2)):
+        with pytest.warns(UserWarning, match=message):
+            call()
+    gp(x, samples={"u": torch.randn(2, gp.num_inducing)})  # not from the guide; warnings are errors
+    for other in ({"guide": SparseCholesky()}, {}):
+        gp = VNNGP(x, (x[:, 0] > 0.5).float(), None, Bernoulli(), num_neighbors=5, **other)
+        if not other:
+            gp.solve()
+        gp(x)
+    VNNGP(x, x[:, 0], num_neighbors=5, **settings)(x)

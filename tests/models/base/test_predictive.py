@@ -94,6 +94,7 @@ def test_joint_draws_are_those_of_the_process_given_each_draw(site):
         assert ((half.mean(0) - loc - 0.5 - X_NEW[:, 0]) / (cov.diagonal() / 2500).sqrt()).abs().max() < 6
 
 
+@pytest.mark.filterwarnings("ignore:VNNGP. intervals of f")
 @pytest.mark.parametrize(
     ("method", "site", "likelihood", "settings"),
     [
