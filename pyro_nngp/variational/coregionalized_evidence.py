@@ -16,7 +16,7 @@ with the posterior mean m of u and :math:`\bar f = A m`. Under :math:`q(u) = N(m
 
 at each output and point. Outputs that are missing have the precision 0 and add nothing.
 
-Cost: a sparse factorization with its moments, or up to 3,000 latent values O((N L)^3); elsewhere 8 to 32 solutions by
+Cost: a sparse factorization with its moments, or up to 3,000 latent values O((N L)^3); elsewhere 2 to 32 solutions by
 conjugate gradients, O(N L (K + T)) per iteration. Symbols: N points, K neighbors, T outputs, L latent functions.
 """
 

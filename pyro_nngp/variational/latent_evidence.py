@@ -24,7 +24,7 @@ Where data say little, e_j is near :math:`v_j^{1/2} \zeta_j`, as for a draw of t
 variates, with the weights that are the best for a point alone. The random numbers are the same each time, so that
 training converges, and belong to rows, so that they do not depend on the number of processes.
 
-Cost: a sparse factorization, or up to 1,000 points O(N^3); elsewhere 8 to 32 solutions by conjugate gradients, O(N K)
+Cost: a sparse factorization, or up to 1,000 points O(N^3); elsewhere 2 to 32 solutions by conjugate gradients, O(N K)
 per iteration. Symbols: N points, K neighbors.
 """
 
@@ -45,6 +45,7 @@ from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _DRAWN, _DRAWS = 2**17, (8, 32)  # values drawn; fewest and most draws: errors of a fifth to a third of a standard error
+_MANY, _FEWEST = 2**19, 2  # beyond, fewer serve: two thirds of a standard error are little there
 TOLERANCE = 0.01
 """Relative residual of the solutions for draws. Errors do not average out: at 0.05 lengthscales of counts are off."""
 
@@ -174,7 +175,8 @@ def controlled(
 
 def number_of_draws(num_values: int) -> int:
     """Draws for averages over so many latent values."""
-    return min(max(_DRAWN // num_values, _DRAWS[0]), _DRAWS[1])
+    least = min(max(_MANY // num_values, _FEWEST), _DRAWS[0])
+    return min(max(_DRAWN // num_values, least), _DRAWS[1])
 
 
 def latent_log_evidence(
