@@ -17,7 +17,7 @@ Cost: O(N L (K + T)) time per iteration and O(N L (K + T)) memory; up to 3,000 v
 Symbols: N points, K neighbors, T observations per point, L latent functions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -118,11 +118,11 @@ class CoupledPosterior:
     def dense_covariance(self) -> Float[Tensor, "L N L N"]:
         """Covariances of all values, by a dense factor."""
         size = len(self.factors), -1
-        return factor_inverse(self.factor()).unflatten(0, size).unflatten(2, size)
+        return factor_inverse(self.tril).unflatten(0, size).unflatten(2, size)
 
     def log_det(self) -> float:
         """The log determinant of P, by a factor."""
-        return float(factor_log_det(self.factor())) if self.is_dense else self.sparse.log_det
+        return float(factor_log_det(self.tril)) if self.is_dense else self.sparse.log_det
 
     def draw(self, mean: Float[Tensor, "L N"], tolerance: float = 1e-6) -> Float[Tensor, "L N"]:
         """One draw from the posterior with the given mean."""
@@ -197,7 +197,8 @@ class CoupledPosterior:
         size = torch.clamp(_RELATIVE * norm(right), min=shape[-2:].numel() ** 0.5)
         if reduction:
             tolerance = max(tolerance, reduction * float((norm(right - self.product(start)) / size).max()))
-        if near is not None:
+        if easy or near is not None:
+            inexact = self._inexact_solver() if near is None else near._solve_directly
             solution, left = conjugate_gradients(
                 lambda v: flat(self.product(v.reshape(shape))),
                 flat(right),
@@ -207,28 +208,15 @@ class CoupledPosterior:
                 _PLAIN,
                 norm=norm,
                 size=size,
-                precondition=lambda r: flat(near._solve_directly(r.reshape(shape))),
-            )
-            return (solution.reshape(shape) if left <= tolerance else self._solve_directly(right)), easy
-        if easy:
-            diagonals = torch.stack([factor.diagonal() for factor in self.factors], -1)
-            tril = cholesky(add_diagonal(self.gram, diagonals), 0.0)
-            solution, left = conjugate_gradients(
-                lambda v: flat(self.product(v.reshape(shape))),
-                flat(right),
-                flat(start),
-                None,
-                tolerance,
-                _PLAIN,
-                norm=norm,
-                size=size,
-                every=_LOOK,
-                halving=True,
-                precondition=lambda r: flat(_point_by_point(tril, r.reshape(shape))),
+                every=_LOOK if near is None else 1,
+                halving=near is None,
+                precondition=lambda r: flat(inexact(r.reshape(shape))),
             )
             start = solution.reshape(shape)
             if left <= tolerance:
-                return start, True
+                return start, easy
+            if self.is_direct:
+                return self._solve_directly(right), easy
         z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
         return self.color(z), False
 
@@ -261,12 +249,9 @@ class CoupledPosterior:
         tables = [*(factor.root().values for factor in self.factors), self.gram]
         return MultifrontalFactor(self._plan, tables, self.gram.new_zeros(len(self.factors) * len(self.gram)))
 
-    def factor(self) -> Float[Tensor, "LN LN"]:
-        """Dense Cholesky factor of P, latent function by latent function."""
-        return self._tril
-
     @cached_property
-    def _tril(self) -> Tensor:
+    def tril(self) -> Float[Tensor, "LN LN"]:
+        """Dense Cholesky factor of P, latent function by latent function."""
         dense = torch.block_diag(*[factor.dense() for factor in self.factors])
         count, n = len(self.factors), len(self.gram)
         by_point = dense.view(count, n, count, n)
@@ -274,9 +259,15 @@ class CoupledPosterior:
         by_point[:, every, :, every] += self.gram
         return cholesky(dense, 0.0)
 
+    def _inexact_solver(self) -> Callable[[Tensor], Tensor]:
+        """A solver with the blocks of P at each point."""
+        diagonals = torch.stack([factor.diagonal() for factor in self.factors], -1)
+        tril = cholesky(add_diagonal(self.gram, diagonals), 0.0)
+        return lambda right: _point_by_point(tril, right)
+
     def _solve_directly(self, right: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         flat = right.reshape(-1, right.shape[-2:].numel())
-        solution = factor_solve(self._tril, flat.mT).mT if self.is_dense else self.sparse.solve(flat)
+        solution = factor_solve(self.tril, flat.mT).mT if self.is_dense else self.sparse.solve(flat)
         return solution.reshape(right.shape)
 
 

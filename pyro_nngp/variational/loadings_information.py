@@ -35,7 +35,7 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import NNGPs
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import cholesky, factor_inverse, half_solve
+from pyro_nngp.linalg import cholesky, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 from pyro_nngp.neighbors import NeighborGraph
@@ -136,14 +136,14 @@ def information_of_means(
     """C' P^-1 C of a block."""
     design = torch.cat([basis, loc.mT], -1)[block.rows]
     cross = torch.einsum("pn,pl,nk->lnpk", posterior.precision, posterior.loading[0], design)
-    half = half_solve(posterior.factor(), cross.reshape(len(loc) * len(design), -1))
+    half = half_solve(posterior.tril, cross.reshape(len(loc) * len(design), -1))
     return half.mT @ half
 
 
 def information_of_variances(posterior: CoupledPosterior) -> Float[Tensor, "T F T F"]:
     """Q of a block."""
     a, tau, size = posterior.loading[0], posterior.precision, len(posterior.factors)
-    cov = factor_inverse(posterior.factor()).view(size, tau.shape[1], size, tau.shape[1])
+    cov = posterior.dense_covariance
     total = tau.new_zeros(len(a), size, len(a), size)
     for m, n, i, k in product(range(size), repeat=4):
         weight = tau @ (cov[m, :, n] * cov[i, :, k]) @ tau.mT

@@ -33,7 +33,7 @@ def test_missing_information_is_the_variance_of_the_score():
     """The score of theta_pk is a linear plus a quadratic form of deviations of u, whose covariances are traces."""
     block, a, tau, basis, loc = problem()
     posterior = block.posterior(a, tau)
-    cov = torch.cholesky_inverse(posterior.factor())
+    cov = torch.cholesky_inverse(posterior.tril)
     design, forms, lines = torch.cat([basis, loc.mT], -1), [], []
     for p in range(T):
         for k in range(4):
