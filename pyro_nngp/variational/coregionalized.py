@@ -43,7 +43,7 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
 from pyro_nngp.variational.coregionalized_evidence import ExactCoregionalizedEvidence, coregionalized_excess
 from pyro_nngp.variational.evidence_excess import Excess
-from pyro_nngp.variational.factored_posterior import FactoredPosterior
+from pyro_nngp.variational.factored_posterior import same_values
 from pyro_nngp.variational.family import gain_of
 from pyro_nngp.variational.latent_prior import ACCURACY, LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
@@ -52,7 +52,6 @@ from pyro_nngp.variational.site_solution import SiteSolution
 
 _LEAST = 1e-3  # curvature of the levels, relative to single outputs: data that say less do not move them far
 GIVEN_ROUNDS, _GIVEN_STEP, _GIVEN_MOVE = 100, 0.5, 1e-4  # of sites at new points; moves in standard deviations
-_ROUNDING = 8  # of values that are the same, in units of their dtype
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -164,7 +163,7 @@ class CoregionalizedObservations(ObservedGaussian):
 
     def _evidence_of_outputs(self, prior: NNGPs, loading: Tensor, target: Tensor, precision: Tensor) -> Tensor:
         conditionals = [part for each in prior.each for part in each.conditionals]
-        neighbors, posterior_at = prior.priors[0].graph.neighbors, cast(Any, self._profile).posterior_at
+        neighbors, posterior_at = prior.priors[0].graph.neighbors, self._profile.posterior_at
         return ExactCoregionalizedEvidence.apply(posterior_at, neighbors, loading, target, precision, *conditionals)
 
     # The optimum.
@@ -214,13 +213,14 @@ class CoregionalizedObservations(ObservedGaussian):
         with torch.enable_grad():
             self._correct(read(), None, more)
 
-    def _correct(self, given: Any, posterior: FactoredPosterior | None, more: Any = None) -> None:
+    def _correct(self, given: Any, posterior: "CoregionalizedPrior | None", more: Any = None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
             prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
             return self._posterior(given, prior)
 
         def find(parameters: Sequence[Tensor]) -> Excess:
-            found = coregionalized_excess(parameters, posterior_at)
+            coupled = None if posterior is None else posterior.posterior_at
+            found = coregionalized_excess(parameters, posterior_at, coupled)
             if more is None:
                 return found
             gradient = [one + other for one, other in zip(found.gradient, more(parameters), strict=True)]
@@ -566,16 +566,11 @@ class CoregionalizedPrior(LatentPrior):
     ) -> CoupledPosterior:
         """The posterior under any priors and loadings: the last one where it is that, up to rounding."""
         last = self._near
-        if last is not None and _same(last.precision, precision) and _same(last.loading, loading):
+        if last is not None and same_values(last.precision, precision) and same_values(last.loading, loading):
             pairs = zip(last.factors, factors, strict=True)
-            if all(_same(one.w, other.w) and _same(one.var, other.var) for one, other in pairs):
+            if all(same_values(one.w, other.w) and same_values(one.var, other.var) for one, other in pairs):
                 return last
         return CoupledPosterior(factors, loading, precision, plan=self._plan)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether values are the same up to the rounding of the second."""
-    return torch.allclose(one, other.to(one), _ROUNDING * torch.finfo(other.dtype).eps, 0.0)
 
 
 __all__ = ["CoregionalizedObservations", "GivenOutputs", "given_values", "latent_priors"]

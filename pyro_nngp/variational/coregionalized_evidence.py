@@ -134,17 +134,21 @@ class ExactCoregionalizedEvidence(torch.autograd.Function):
 
 
 def coregionalized_excess(
-    parameters: Sequence[Tensor], posterior_at: Callable[[Tensor | None], CoregionalizedPosterior]
+    parameters: Sequence[Tensor],
+    posterior_at: Callable[[Tensor | None], CoregionalizedPosterior],
+    coupled: Callable[[Sequence[VecchiaFactor], Tensor, Tensor], CoupledPosterior] | None = None,
 ) -> Excess:
     """By how much log Z exceeds the evidence of the sites as observations, and its gradient.
 
     Args:
         parameters: what kernels, loadings and sites depend on.
         posterior_at: returns q(u) for some rows and their neighbors (None: all), with gradients, without an offset.
+        coupled: maps factors of the priors, loadings and precisions to the posterior of all values, for one with a
+            factor at hand; None makes a new one.
     """
     with torch.no_grad():
         whole = posterior_at(None)
-        posterior = CoupledPosterior(whole.prior.factors(), whole.loading, whole.precision)
+        posterior = (coupled or CoupledPosterior)(whole.prior.factors(), whole.loading, whole.precision)
         of_evidence = coregionalized_gradient(posterior, whole.target, whole.loc)
     gradient, value = [torch.zeros_like(part, dtype=torch.float64) for part in parameters], 0.0
     for rows in torch.arange(len(of_evidence.loading), device=whole.loc.device).split(_ROWS):

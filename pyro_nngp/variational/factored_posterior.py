@@ -25,7 +25,7 @@ from pyro_nngp.neighbors import NeighborGraph
 MOST_OPERATIONS = 3e11
 """Most multiplications of a factorization with moments: 15 s on one core."""
 _MOST_COUPLED = 1e11  # the same for coupled functions: an evaluation of their bound takes several
-_ROUNDING = 8  # of precisions that are the same, in units of their dtype
+_ROUNDING = 8  # of values that are the same, in units of their dtype
 _MOST_MEMBERS = 5_000_000  # of all families: an order for more takes longer than iterations
 
 
@@ -42,6 +42,11 @@ def elimination_of(graph: NeighborGraph, num_coupled: int | None = None) -> Elim
     if num_coupled is not None:
         return coupled_elimination(graph.x, graph.neighbors, num_coupled, _MOST_COUPLED)
     return nested_dissection(graph.x, [families], MOST_OPERATIONS)
+
+
+def same_values(known: Tensor, values: Tensor) -> bool:
+    """Whether values are known ones up to rounding in their own dtype."""
+    return torch.allclose(known, values.to(known), _ROUNDING * torch.finfo(values.dtype).eps, 0.0)
 
 
 class FactoredPosterior:
@@ -77,9 +82,8 @@ class FactoredPosterior:
     def factor(self, prior: VecchiaFactor, precision: Float[Tensor, " N"]) -> MultifrontalFactor:
         """A factor for one latent function, one of the present ones where it is the same up to rounding."""
         if self.has_prior(prior):
-            rounding = _ROUNDING * torch.finfo(precision.dtype).eps
             for factor, known in zip(self._factors, self._precision, strict=True):
-                if torch.allclose(known, precision.double(), rounding, 0.0):
+                if same_values(known, precision):
                     return factor
         return prior.multifrontal(self._plan, precision)
 
@@ -104,4 +108,4 @@ class FactoredPosterior:
         return torch.stack([factor.solve(part) for factor, part in zip(self._factors, right, strict=True)])
 
 
-__all__ = ["FactoredPosterior", "elimination_of"]
+__all__ = ["FactoredPosterior", "elimination_of", "same_values"]

@@ -86,7 +86,7 @@ class ObservedGaussian(Family):
 
     trained_buffers = frozenset({*_TABLES, "solved"})  # do not identify a run
     can_solve = keeps_trials = True
-    _profile: FactoredPosterior | None = None  # in the context of `profiled`
+    _profile: Any = None  # the posterior by factors, in the context of `profiled`
 
     target: Tensor
     precision: Tensor
@@ -266,7 +266,7 @@ class ObservedGaussian(Family):
         found = [ExactLogEvidence.apply(w, var, *pair, prior.graph.neighbors, self._profile) for pair in pairs]
         return torch.stack(found).reshape(target.shape[:-1])
 
-    def _correct(self, given: Any, posterior: FactoredPosterior | None) -> None:
+    def _correct(self, given: Any, posterior: Any) -> None:
         """Update the difference of the two evidences; the hyperparameters have gradients."""
         bound, graph = given.bound, given.graph
 
