@@ -16,7 +16,6 @@ conjugate gradients to solve; a batch touches its rows. Memory: O(N L (K + L)). 
 outputs, L latent functions, U rows of a batch and its neighbors, P new points.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -32,25 +31,22 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs, whitened_sites
-from pyro_nngp.kernels import Covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import VecchiaFactor, cholesky, half_solve, solve_triangular
-from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.linalg import cholesky, half_solve, solve_triangular
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.means import BasisMean
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
 from pyro_nngp.variational.coregionalized_evidence import ExactCoregionalizedEvidence, coregionalized_excess
+from pyro_nngp.variational.coregionalized_prior import CoregionalizedPrior
 from pyro_nngp.variational.evidence_excess import Excess
-from pyro_nngp.variational.factored_posterior import same_values
 from pyro_nngp.variational.family import gain_of
-from pyro_nngp.variational.latent_prior import ACCURACY, LatentPrior, alone
+from pyro_nngp.variational.latent_prior import alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
 from pyro_nngp.variational.site_solution import SiteSolution
 
-_LEAST = 1e-3  # curvature of the levels, relative to single outputs: data that say less do not move them far
 GIVEN_ROUNDS, _GIVEN_STEP, _GIVEN_MOVE = 100, 0.5, 1e-4  # of sites at new points; moves in standard deviations
 _SITES = 96  # that covariances depend on, if there are so many
 
@@ -168,10 +164,10 @@ class CoregionalizedObservations(ObservedGaussian):
 
     # The optimum.
 
-    def _latent_prior(self, given: Any) -> "CoregionalizedPrior":
+    def _latent_prior(self, given: Any) -> CoregionalizedPrior:
         return self.latent_prior(given)
 
-    def latent_prior(self, given: GivenOutputs) -> "CoregionalizedPrior":
+    def latent_prior(self, given: GivenOutputs) -> CoregionalizedPrior:
         """The priors of the latent functions at the present hyperparameters."""
         graph, bound = given.graph, given.bound
         near = self._cache.nearest(lambda: graph.query(graph.x, self.prediction_neighbors(given)))
@@ -213,7 +209,7 @@ class CoregionalizedObservations(ObservedGaussian):
         with torch.enable_grad():
             self._correct(read(), None, more)
 
-    def _correct(self, given: Any, posterior: "CoregionalizedPrior | None", more: Any = None) -> None:
+    def _correct(self, given: Any, posterior: CoregionalizedPrior | None, more: Any = None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
             prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
             return self._posterior(given, prior)
@@ -414,163 +410,6 @@ def given_outputs(
     cure = "Compare with predictions from fewer known outputs."
     warn(f"LMC.predict_given: means still move by {float(moved.max()):.1g} after {GIVEN_ROUNDS} rounds. {cure}")
     return loc, cov
-
-
-class CoregionalizedPrior(LatentPrior):
-    """The priors of the latent functions at fixed hyperparameters.
-
-    Args:
-        kernels: bound, one for each latent function or one for all.
-        graph: the points and their neighbors.
-        jitter: relative nugget.
-        loading: at the points, (N, T, L) or (1, T, L).
-        seen: which outputs are there, (T, N).
-        nearest: rows of the points that the covariances at each point depend on.
-        plan: order of elimination for exact means and covariances; beyond 3,000 values None has iterations, and
-            covariances from near points.
-
-    Attributes:
-        covariance: of the latent functions at each point, (N, L, L), from the last solution.
-    """
-
-    covariance: Tensor | None = None
-    _last: CoupledPosterior | None = None
-    _near: CoupledPosterior | None = None  # the last with covariances from a factor
-
-    def __init__(
-        self,
-        kernels: Sequence[Covariance],
-        graph: NeighborGraph,
-        jitter: float,
-        loading: Float[Tensor, "#N T L"],
-        seen: Tensor,
-        nearest: Int[Tensor, "N k"],
-        plan: Elimination | None = None,
-    ) -> None:
-        self._kernels, self._graph, self._jitter, self._nearest, self._plan = kernels, graph, jitter, nearest, plan
-        whole = graph.batch()
-        priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
-        self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
-        self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
-        self._none = self.posterior(torch.zeros_like(seen, dtype=torch.float64))
-
-    @property
-    def exact(self) -> Any:  # type: ignore[override]
-        """The prior itself, if the posterior has a factor."""
-        return self if self._none.is_direct else None
-
-    @property
-    def variance(self) -> Float[Tensor, "T N"]:
-        own = torch.stack([kernel.diag(self._graph.x) for kernel in self._kernels], -1)[:, None]
-        return (self._loading.square() * own).sum(-1).mT
-
-    def start(self, f: Float[Tensor, "T N"]) -> Float[Tensor, "L N"]:
-        return f.new_zeros(self._loading.shape[-1], f.shape[-1])
-
-    def at(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "T N"]:
-        return self._none.at(u.double()).to(u)
-
-    def divergence(self, loc: Float[Tensor, "L N"]) -> float:
-        return float((loc * self._none.prior_product(loc.double())).sum()) / 2
-
-    def posterior_mean(
-        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
-    ) -> tuple[Float[Tensor, "L N"], bool]:
-        posterior, near = self._posterior_and_near(precision * self._seen)
-        loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction, near)
-        return loc.to(start), easy
-
-    def targets(self, loc: Float[Tensor, "L N"], precision: Tensor, sites: tuple[Tensor, Tensor]) -> Tensor:
-        f, (target, before) = self.at(loc), sites
-        return f + before / torch.where(self._seen, precision, 1.0) * (target - f)
-
-    def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-        cov = self.posterior_covariance(precision * self._seen)
-        return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]
-
-    def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
-        """Covariances of the latent functions at each point: exact where the precision is factorized."""
-        posterior = self.posterior(precision)
-        if posterior.is_direct:
-            self._near, self.covariance = posterior, posterior.covariances().to(self._graph.x)
-            return self.covariance
-        x, near = self._graph.x, self._nearest
-        rows, values, _ = whitened_sites(self._loading, torch.zeros_like(precision), precision)
-        around, noise = gathered(rows, torch.ones_like(values), near)
-        self.covariance = latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
-        return self.covariance
-
-    def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Solution as for one function; the constants of the outputs are solved for together."""
-        precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
-        count = len(slope)
-        steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
-        gains, rest = self._responses(steps[..., None].expand(-1, *slope.shape), precision, easy, tolerance)
-        curvature = steps @ (precision * rest).sum(-1).mT
-        curvature = (curvature + curvature.mT) / 2
-        scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
-        strengths, axes = torch.linalg.eigh((curvature * scale * scale[:, None]).double())
-        along = axes.mT @ (scale * (steps @ slope.sum(-1))).double() / strengths.clamp(min=_LEAST)
-        change = scale * (axes @ along).to(slope)
-        if limited:
-            spread = self.variance.mean(-1).sqrt()
-            spread = spread if constant.dim() else spread.mean()[None]
-            change = torch.minimum(torch.maximum(change, -spread), spread)
-        return change, torch.einsum("s,sln->ln", change, gains)
-
-    def coefficients(
-        self, basis: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"]
-    ) -> tuple[Float[Tensor, "L C N"], Float[Tensor, "C C"]]:
-        """As of one function, for changes of all outputs per unit of each coefficient."""
-        precision = precision * self._seen
-        spread = self.variance.mean().sqrt()  # of the solver's tolerance
-        size = (basis.square() * self._seen).mean((1, 2)).sqrt()
-        unit = torch.where(size > 0, spread / size, 1.0)[:, None, None].to(basis)
-        tolerance = min(1e-3, ACCURACY / self._seen.sum().item() ** 0.5)
-        gains, rest = (part / unit for part in self._responses(unit * basis, precision, True, tolerance))
-        smooth = torch.stack([self._none.prior_product(gain.double()) for gain in gains])
-        strength = (precision * rest).double()
-        curvature = gains.double().flatten(1) @ smooth.flatten(1).mT + rest.double().flatten(1) @ strength.flatten(1).mT
-        return gains.transpose(0, 1), (curvature + curvature.mT) / 2
-
-    def _responses(
-        self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], easy: bool, tolerance: float
-    ) -> tuple[Float[Tensor, "C L N"], Float[Tensor, "C T N"]]:
-        """Posterior means of the latent functions for each change of the observations, and what is left of it."""
-        (posterior, near), zero = self._posterior_and_near(precision), self.start(changes[0])
-        gains = [posterior.mean(change, zero, easy, tolerance, near=near)[0].to(changes) for change in changes]
-        return torch.stack(gains), torch.stack([c - self.at(gain) for c, gain in zip(changes, gains, strict=True)])
-
-    def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
-        """The same priors with other loadings."""
-        new = copy.copy(self)
-        new._loading, new._last, new._near = loading.to(self._loading).expand_as(self._loading), None, None
-        new._none = new.posterior(torch.zeros_like(self._seen, dtype=torch.float64))
-        return new
-
-    def posterior(self, precision: Float[Tensor, "T N"]) -> CoupledPosterior:
-        """The posterior with these precisions; the last one is kept, with what it has factorized."""
-        if self._last is None or not torch.equal(self._last.precision, precision.double()):
-            self._last = CoupledPosterior(self._factors, self._loading, precision, plan=self._plan)
-        return self._last
-
-    def _posterior_and_near(self, precision: Tensor) -> tuple[CoupledPosterior, CoupledPosterior | None]:
-        """The posterior, and one with a factor about there; None where it has one itself, or there is none."""
-        posterior = self.posterior(precision)
-        return posterior, None if posterior is self._near else self._near
-
-    def posterior_at(
-        self, factors: Sequence[VecchiaFactor], loading: Float[Tensor, "N T L"], precision: Float[Tensor, "T N"]
-    ) -> CoupledPosterior:
-        """The posterior under any priors and loadings: the last one where it is that, up to rounding."""
-        last = self._near
-        if last is not None and same_values(last.precision, precision) and same_values(last.loading, loading):
-            pairs = zip(last.factors, factors, strict=True)
-            if all(same_values(one.w, other.w) and same_values(one.var, other.var) for one, other in pairs):
-                return last
-        return CoupledPosterior(factors, loading, precision, plan=self._plan)
 
 
 __all__ = ["CoregionalizedObservations", "GivenOutputs", "given_values", "latent_priors"]

@@ -127,7 +127,7 @@ class FactorSolution:
 
     Args:
         given: data, neighbors and hyperparameters, and the mean function as a module.
-        latent: the priors of the factors (:class:`~pyro_nngp.variational.coregionalized.CoregionalizedPrior`).
+        latent: the priors of the factors (:class:`~pyro_nngp.variational.coregionalized_prior.CoregionalizedPrior`).
         loadings: the loadings.
         loc: means of the factors to start from, (F, N).
         cov: their covariances, (N, F, F).
