@@ -182,7 +182,7 @@ class CoregionalizedPosterior(TorchDistribution):
             noise = torch.randn(*shape, *self.covariance.shape[:-1], 1, dtype=self.loc.dtype, device=self.loc.device)
             return self.loc + (scale @ noise)[..., 0].mT
         posterior = CoupledPosterior(self.prior.factors(), self.loading, self.precision)
-        mean, _ = posterior.mean(self.target, self.loc, tolerance=1e-6)
+        mean = posterior.mean(self.target, self.loc, tolerance=1e-6)
         draws = [posterior.draw(mean).to(self.loc) for _ in range(shape.numel())]
         return torch.stack(draws).reshape(*shape, *self.loc.shape)
 

@@ -170,7 +170,7 @@ class NNGP(TorchDistribution):
     def factor(self) -> VecchiaFactor:
         """(I - A, V) over all N points, whatever the batch."""
         w, var = self._conditionals.of(self._whole())
-        return VecchiaFactor(w, var, self.graph.neighbors, self.graph.levels())
+        return VecchiaFactor(w, var, self.graph.neighbors, self.graph.levels(), self.graph.coarse_level())
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:

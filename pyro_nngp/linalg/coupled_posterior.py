@@ -7,8 +7,9 @@ is
 .. math:: P = \mathrm{blockdiag}(\Lambda_1, .., \Lambda_L) + \mathrm{blockdiag}_i(A_i^\top \mathrm{diag}(\tau_i) A_i),
 
 the second part in blocks of the L values at a point. As for one function
-(:mod:`pyro_nngp.variational.posterior_mean`), conjugate gradients start on P, here with the blocks of P at each point
-as preconditioner, and continue in whitened coordinates when 20 iterations no longer halve the residual.
+(:mod:`pyro_nngp.variational.posterior_mean`), conjugate gradients are on P where the data say more than the neighbors,
+here with the blocks of P at each point as preconditioner. Elsewhere, and as soon as 20 iterations no longer halve the
+residual, they are in whitened coordinates.
 
 With a plan there is a sparse factor instead (:mod:`pyro_nngp.linalg.multifrontal`), whose families are those of each
 prior and the L values at each point, and few values have a dense one.
@@ -27,8 +28,8 @@ from torch import Tensor
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_inverse, factor_log_det, factor_solve
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
-from pyro_nngp.linalg.nested_dissection import Elimination, nested_dissection
-from pyro_nngp.linalg.vecchia_factor import VecchiaFactor, families_of
+from pyro_nngp.linalg.nested_dissection import Elimination, families_of, nested_dissection
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor, determines
 
 _DENSE_UP_TO = 3000  # values: beyond, iterations are quicker
 _LOOK = 20  # iterations between checks of the residual
@@ -85,28 +86,26 @@ class CoupledPosterior:
         self,
         target: Float[Tensor, "T N"],
         start: Float[Tensor, "L N"],
-        easy: bool = True,
         tolerance: float = 1e-3,
         reduction: float = 0.0,
         near: "CoupledPosterior | None" = None,
-    ) -> tuple[Float[Tensor, "L N"], bool]:
-        """Posterior mean; arguments and results as for :func:`~pyro_nngp.variational.posterior_mean.posterior_mean`.
+    ) -> Float[Tensor, "L N"]:
+        """Posterior mean; arguments as for :func:`~pyro_nngp.variational.posterior_mean.posterior_mean`.
 
         Args:
             target: values of the observations.
             start: initial mean.
-            easy: whether to begin with iterations on P.
             tolerance: the mean costs the ELBO at most tolerance^2 / 2 nats per value.
             reduction: stop also when the residual has fallen to this part of its start.
             near: a posterior with a factor and about these precisions, which preconditions iterations in place of a
                 factor of this one.
         """
         right, start = self.transposed(self.precision * target.double()), start.double()
-        return self._solve(right, start, easy, tolerance, reduction, near)
+        return self._solve(right, start, tolerance, reduction, near)
 
     def solve(self, right: Float[Tensor, "*S L N"], tolerance: float = 1e-3) -> Float[Tensor, "*S L N"]:
         """P^-1 right; the tolerance is as of :meth:`mean`."""
-        return self._solve(right.double(), torch.zeros_like(right, dtype=torch.float64), True, tolerance, 0.0)[0]
+        return self._solve(right.double(), torch.zeros_like(right, dtype=torch.float64), tolerance, 0.0)
 
     def covariances(self) -> Float[Tensor, "N L L"]:
         """Covariances of the latent values at each point, by a factor."""
@@ -137,7 +136,7 @@ class CoupledPosterior:
     ) -> Float[Tensor, "S L N"]:
         """Deviations of draws from the mean for standard normal e and z: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
         right = self.transposed(self.precision.sqrt() * of_data) + self._each("whiten_transposed", of_prior)
-        return self._solve(right, torch.zeros_like(right), True, tolerance, 0.0)[0]
+        return self.solve(right, tolerance)
 
     def at(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S T N"]:
         """A u, the sums that are observed."""
@@ -178,14 +177,13 @@ class CoupledPosterior:
         self,
         right: Tensor,
         start: Tensor,
-        easy: bool,
         tolerance: float,
         reduction: float,
         near: "CoupledPosterior | None" = None,
-    ) -> tuple[Tensor, bool]:
-        """Solve P u = right, (*S, L, N); results as for :meth:`mean`."""
+    ) -> Tensor:
+        """Solve P u = right, (*S, L, N)."""
         if self.is_direct and near is None:
-            return self._solve_directly(right), easy
+            return self._solve_directly(right)
         shape = right.shape
 
         def flat(values: Tensor) -> Tensor:
@@ -197,7 +195,7 @@ class CoupledPosterior:
         size = torch.clamp(_RELATIVE * norm(right), min=shape[-2:].numel() ** 0.5)
         if reduction:
             tolerance = max(tolerance, reduction * float((norm(right - self.product(start)) / size).max()))
-        if easy or near is not None:
+        if near is not None or determines(self._variances(), self.gram.diagonal(dim1=1, dim2=2)):
             inexact = self._inexact_solver() if near is None else near._solve_directly
             solution, left = conjugate_gradients(
                 lambda v: flat(self.product(v.reshape(shape))),
@@ -214,14 +212,17 @@ class CoupledPosterior:
             )
             start = solution.reshape(shape)
             if left <= tolerance:
-                return start, easy
+                return start
             if self.is_direct:
-                return self._solve_directly(right), easy
+                return self._solve_directly(right)
         z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
-        return self.color(z), False
+        return self.color(z)
+
+    def _variances(self) -> Float[Tensor, "N L"]:
+        return torch.stack([factor.var for factor in self.factors], -1)
 
     def _solve_white(self, right: Tensor, start: Tensor | None, tolerance: float, size: Tensor | None) -> Tensor:
-        shape, root = right.shape, torch.stack([factor.var for factor in self.factors], -1).sqrt()
+        shape, root = right.shape, self._variances().sqrt()
         eye = torch.eye(shape[-2], dtype=root.dtype, device=root.device)
         tril = cholesky(eye + root[:, :, None] * self.gram * root[:, None], 0.0)
 

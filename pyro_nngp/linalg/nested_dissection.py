@@ -126,6 +126,12 @@ def nested_dissection(
     return None if fronts is None or fronts.operations > most else fronts
 
 
+def families_of(neighbors: Int[Tensor, "N K"]) -> Int[Tensor, "N k"]:
+    """Columns of the root of the precision: each point and its neighbors, the point again where there is none."""
+    rows = torch.arange(len(neighbors), device=neighbors.device)[:, None]
+    return torch.cat([rows, torch.where(neighbors < 0, rows, neighbors)], -1)
+
+
 def _widened(members: np.ndarray, width: int) -> np.ndarray:
     """Families with their first member repeated up to a width."""
     return np.concatenate([members, np.repeat(members[:, :1], width - members.shape[1], 1)], 1)

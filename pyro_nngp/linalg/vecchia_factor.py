@@ -16,7 +16,8 @@ conjugate gradients take few steps however ill-conditioned the prior is, and a r
 system for u itself is as ill-conditioned as the prior: on 2,000 points with a Matern-5/2 kernel it took more than 1,000
 steps, the system for z 20.) The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points;
 in u it is the Vecchia approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} +
-\mathrm{diag}\, \tau) (I - A)`. It saves no steps where noise is large, and half of them where noise is small.
+\mathrm{diag}\, \tau) (I - A)`. It saves no steps where noise is large, and half of them where noise is small. The
+first points of a graph precondition better where they describe the process (:mod:`pyro_nngp.linalg.coarse_level`).
 
 Cost: O(N K) time and memory per product or solve. Rows of the precision take O(K^2) time and memory each, on average,
 since they hold the neighbors, the children and the children's other neighbors of a point. Symbols: N points, K
@@ -33,11 +34,12 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp.linalg.coarse_level import CoarseLevel
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
-from pyro_nngp.linalg.nested_dissection import Elimination
+from pyro_nngp.linalg.nested_dissection import Elimination, families_of
 from pyro_nngp.linalg.sparse_rows import SparseRows
 from pyro_nngp.linalg.sparse_triangular import ON_CPU_UP_TO, SparseTriangle, solve_triangular
 
@@ -60,6 +62,7 @@ class VecchiaFactor:
         neighbors: rows of the neighbors (N, K), -1 padded.
         levels: dependency levels of the neighbors, see
             :func:`~pyro_nngp.linalg.level_scheduling.dependency_levels`; None computes them when they are needed.
+        coarse: preconditioner of :meth:`solve`; None has the one of independent points alone.
 
     Raises:
         ValueError: if shapes disagree.
@@ -71,13 +74,14 @@ class VecchiaFactor:
         var: Float[Tensor, "*S N"],
         neighbors: Int[Tensor, "N K"],
         levels: list[Int[Tensor, " _"]] | None = None,
+        coarse: CoarseLevel | None = None,
     ) -> None:
         if w.shape[-2:] != neighbors.shape or var.shape != w.shape[:-1]:
             shapes = tuple(w.shape), tuple(var.shape), tuple(neighbors.shape)
             cure = "Give one weight per neighbor and one variance per point."
             fail("VecchiaFactor", "w, var, neighbors", "of shapes (N, K), (N,), (N, K)", shapes, cure)
         self.w, self.var, self.neighbors = w.masked_fill(neighbors < 0, 0.0), var, neighbors
-        self._levels = levels
+        self._levels, self._coarse = levels, coarse
         self._triangle: SparseTriangle | None = None
 
     def __len__(self) -> int:
@@ -123,7 +127,8 @@ class VecchiaFactor:
         """
         if self._triangle is not None:
             return self
-        prepared = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
+        w, var = self.w.detach().double(), self.var.detach().double()
+        prepared = VecchiaFactor(w, var, self.neighbors, self.levels, self._coarse)
         if not self.batch_shape and (self.w.device.type == "cpu" or len(self) <= ON_CPU_UP_TO):
             prepared._triangle = SparseTriangle(prepared.w, prepared.neighbors, prepared.levels)
         return prepared
@@ -260,8 +265,12 @@ class VecchiaFactor:
         def product(z: Tensor) -> Tensor:
             return z + root * substitute(precision * substitute(root * z), transposed=True)
 
-        diagonal = 1 + root.square() * precision
-        z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
+        diagonal, precondition = 1 + root.square() * precision, None
+        if self._coarse is not None and order is not None:
+            precondition = self._coarse.preconditioner(order, self.w.cpu(), self.var.cpu(), precision)
+        z, worst = conjugate_gradients(
+            product, right, start, diagonal, tolerance, max_iterations, size=size, precondition=precondition
+        )
         if order is not None:
             z = torch.empty_like(z).index_copy_(-1, order, z).to(home)
         if not worst <= tolerance:
@@ -269,7 +278,6 @@ class VecchiaFactor:
         return z
 
 
-def families_of(neighbors: Int[Tensor, "N K"]) -> Int[Tensor, "N k"]:
-    """Columns of the root of the precision: each point and its neighbors, the point again where there is none."""
-    rows = torch.arange(len(neighbors), device=neighbors.device)[:, None]
-    return torch.cat([rows, torch.where(neighbors < 0, rows, neighbors)], -1)
+def determines(var: Float[Tensor, "*#L N"], precision: Float[Tensor, "*#L N"]) -> bool:
+    """Whether observations say more than neighbors do, at the median."""
+    return bool((var * precision).median() > 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_same_kind, check_tensor, fail
+from pyro_nngp.linalg.coarse_level import CoarseLevel
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.neighbors.search.correlation import FeatureMetric
 from pyro_nngp.neighbors.search.on_device import Metric
@@ -43,6 +44,7 @@ class NeighborGraph(NeighborTable):
     """
 
     _levels: list[Tensor] | None = None
+    _coarse: CoarseLevel | None = None
 
     def __init__(
         self,
@@ -71,6 +73,12 @@ class NeighborGraph(NeighborTable):
             self._levels = dependency_levels(self.neighbors)
         return self._levels
 
+    def coarse_level(self) -> CoarseLevel:
+        """The first points, as a preconditioner."""
+        if self._coarse is None:
+            self._coarse = CoarseLevel(self.x, self.neighbors)
+        return self._coarse
+
     def find_neighbors(self, k: int) -> Int[Tensor, "N k"]:
         if self._given:
             cure = "Give no neighbors at construction to have them searched."
@@ -89,10 +97,10 @@ class NeighborGraph(NeighborTable):
 
     def _invalidate(self) -> None:
         super()._invalidate()
-        self._levels = None
+        self._levels, self._coarse = None, None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_levels": None}
+        return super().__getstate__() | {"_levels": None, "_coarse": None}
 
 
 def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:

@@ -120,7 +120,7 @@ class ExactCoregionalizedEvidence(torch.autograd.Function):
         pairs = zip(conditionals[::2], conditionals[1::2], strict=True)
         factors = [VecchiaFactor(w.detach().double(), var.detach().double(), neighbors) for w, var in pairs]
         posterior = posterior_at(factors, loading.detach(), precision.detach())
-        loc, _ = posterior.mean(target.detach(), target.new_zeros(len(factors), len(neighbors)))
+        loc = posterior.mean(target.detach(), target.new_zeros(len(factors), len(neighbors)))
         if any(ctx.needs_input_grad):
             found = coregionalized_gradient(posterior, target.detach(), loc)
             of_conditionals = [part for pair in zip(found.w, found.var, strict=True) for part in pair]

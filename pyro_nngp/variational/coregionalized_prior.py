@@ -87,11 +87,10 @@ class CoregionalizedPrior(LatentPrior):
         return float((loc * self._none.prior_product(loc.double())).sum()) / 2
 
     def posterior_mean(
-        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
-    ) -> tuple[Float[Tensor, "L N"], bool]:
+        self, target: Tensor, precision: Tensor, start: Tensor, tolerance: float, reduction: float
+    ) -> Float[Tensor, "L N"]:
         posterior, near = self._posterior_and_near(precision * self._seen)
-        loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction, near)
-        return loc.to(start), easy
+        return posterior.mean(target.masked_fill(~self._seen, 0.0), start, tolerance, reduction, near).to(start)
 
     def targets(self, loc: Float[Tensor, "L N"], precision: Tensor, sites: tuple[Tensor, Tensor]) -> Tensor:
         f, (target, before) = self.at(loc), sites
@@ -114,13 +113,13 @@ class CoregionalizedPrior(LatentPrior):
         return self.covariance
 
     def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+        self, constant: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """Solution as for one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
         count = len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
-        gains, rest = self._responses(steps[..., None].expand(-1, *slope.shape), precision, easy, tolerance)
+        gains, rest = self._responses(steps[..., None].expand(-1, *slope.shape), precision, tolerance)
         curvature = steps @ (precision * rest).sum(-1).mT
         curvature = (curvature + curvature.mT) / 2
         scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
@@ -142,18 +141,18 @@ class CoregionalizedPrior(LatentPrior):
         size = (basis.square() * self._seen).mean((1, 2)).sqrt()
         unit = torch.where(size > 0, spread / size, 1.0)[:, None, None].to(basis)
         tolerance = min(1e-3, ACCURACY / self._seen.sum().item() ** 0.5)
-        gains, rest = (part / unit for part in self._responses(unit * basis, precision, True, tolerance))
+        gains, rest = (part / unit for part in self._responses(unit * basis, precision, tolerance))
         smooth = torch.stack([self._none.prior_product(gain.double()) for gain in gains])
         strength = (precision * rest).double()
         curvature = gains.double().flatten(1) @ smooth.flatten(1).mT + rest.double().flatten(1) @ strength.flatten(1).mT
         return gains.transpose(0, 1), (curvature + curvature.mT) / 2
 
     def _responses(
-        self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], easy: bool, tolerance: float
+        self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], tolerance: float
     ) -> tuple[Float[Tensor, "C L N"], Float[Tensor, "C T N"]]:
         """Posterior means of the latent functions for each change of the observations, and what is left of it."""
         (posterior, near), zero = self._posterior_and_near(precision), self.start(changes[0])
-        gains = [posterior.mean(change, zero, easy, tolerance, near=near)[0].to(changes) for change in changes]
+        gains = [posterior.mean(change, zero, tolerance, near=near).to(changes) for change in changes]
         return torch.stack(gains), torch.stack([c - self.at(gain) for c, gain in zip(changes, gains, strict=True)])
 
     def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":

@@ -18,8 +18,7 @@ from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.coupled_posterior import coupled_elimination
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
-from pyro_nngp.linalg.nested_dissection import Elimination, nested_dissection
-from pyro_nngp.linalg.vecchia_factor import families_of
+from pyro_nngp.linalg.nested_dissection import Elimination, families_of, nested_dissection
 from pyro_nngp.neighbors import NeighborGraph
 
 MOST_OPERATIONS = 3e11

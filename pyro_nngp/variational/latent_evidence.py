@@ -248,8 +248,7 @@ def _drawn(prior: Factor, precision: Tensor, seed: int) -> tuple[Moments, Tensor
     of_data, of_prior = normal_by_row(prior.rows, 2 * number_of_draws(len(prior)), seed).chunk(2)
     strength = prior.var * precision
     right = precision.sqrt() * of_data + prior.whiten_transposed(of_prior)
-    easy, start = bool(prior.total(strength.log().sum()) > 0), torch.zeros_like(right)
-    draws, _ = posterior_mean(prior, right / precision, precision.expand_as(right), start, easy, TOLERANCE)
+    draws = posterior_mean(prior, right / precision, precision.expand_as(right), torch.zeros_like(right), TOLERANCE)
     weight = (strength / (1 + strength)).square()
     variance = draws.square().mean(0) - weight * (of_data.square().mean(0) - 1) / precision
     return controlled(prior, draws, of_prior, strength), variance

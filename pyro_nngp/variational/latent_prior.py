@@ -98,19 +98,17 @@ class LatentPrior:
         return self._parts[1].total(part)
 
     def posterior_mean(
-        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
-    ) -> tuple[Float[Tensor, "*L N"], bool]:
+        self, target: Tensor, precision: Tensor, start: Tensor, tolerance: float, reduction: float
+    ) -> Float[Tensor, "*L N"]:
         """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
         if self.exact is None:
-            return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+            return posterior_mean(self._factor, target, precision, start, tolerance, reduction)
         if not self.exact.has_factors and self._before is None:
             self.exact.factors(precision)
         if self.exact.is_at(precision):
-            return self.exact.solve((precision * target).double()).to(target), easy
+            return self.exact.solve((precision * target).double()).to(target)
         nearest = self.exact if self.exact.has_factors else cast(FactoredPosterior, self._before)
-        return posterior_mean(
-            self._factor, target, precision, start, easy, tolerance, reduction, precondition=nearest.solve
-        )
+        return posterior_mean(self._factor, target, precision, start, tolerance, reduction, precondition=nearest.solve)
 
     def targets(
         self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"], sites: tuple[Tensor, Tensor]
@@ -153,13 +151,13 @@ class LatentPrior:
         size = (self._total(basis.square().sum(-1)) / count).sqrt()
         unit = (spread / torch.where(size > 0, size, 1.0))[:, None].to(basis)  # of the solver's tolerance
         target, tolerance = (unit * basis).expand(each.shape), min(1e-3, ACCURACY / count**0.5)
-        gain = self.posterior_mean(target, each, torch.zeros_like(each), True, tolerance, 0.0)[0] / unit
+        gain = self.posterior_mean(target, each, torch.zeros_like(each), tolerance, 0.0) / unit
         rest, g = (basis - gain).double(), gain.double()
         curvature = self._total(g @ self._factor.product(g).mT + (rest * each.double()) @ rest.mT)
         return gain, (curvature + curvature.mT) / 2
 
     def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+        self, constant: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
 
@@ -167,15 +165,13 @@ class LatentPrior:
             constant: the constant, () or (L,).
             slope: gradient of the log density of the sites in f.
             precision: of the sites.
-            easy: as of :meth:`posterior_mean`.
             tolerance: as of :meth:`posterior_mean`.
             limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
                 anywhere.
         """
         ones, unit = torch.ones_like(slope), average(self.variance, self._total).sqrt()  # of the solver's tolerance
         accuracy = _LEVEL * tolerance if limited else tolerance
-        gain, _ = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), easy, accuracy, 0.0)
-        gain = gain / unit
+        gain = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), accuracy, 0.0) / unit
         curvature = precision * (1 - gain)
         if constant.dim() and slope.dim() == 2:
             change = self._total(slope.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))

@@ -107,7 +107,7 @@ class LatentLeaveOneOut:
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
         u, var = (0 * mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
-        easy, steps = True, MAX_STEPS
+        steps = MAX_STEPS
         natural: tuple[Tensor, Tensor] | None = None
         total = prior.total if isinstance(prior, ShardedFactor) else whole
         near = self._others.places.to(mean.device) if isinstance(self._others, Near) else self._others
@@ -117,8 +117,8 @@ class LatentLeaveOneOut:
             return mean + u, var, float(total((u * prior.product(u.double())).sum())) / 2
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
-            nonlocal u, easy, natural
-            u, easy = posterior_mean(prior, target - mean, precision, u, easy, _TOLERANCE)
+            nonlocal u, natural
+            u = posterior_mean(prior, target - mean, precision, u, _TOLERANCE)
             natural = target * precision, precision
             return state()
 

@@ -87,7 +87,7 @@ def variational_optimum(
     root = _mean_field(prior) if q.is_diagonal else _factor_optimum(prior, q.pattern)
     one_step, first = likelihood.is_gaussian, not bool(total(q.loc.abs().sum()))
     diagonal = prior.diagonal()
-    easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
+    precision, used, moved, improved = q.loc, None, 0.0, True
 
     def divergence() -> float:
         """KL of q from the prior, up to a constant while the factor of q is fixed."""
@@ -97,9 +97,9 @@ def variational_optimum(
         return float(total(value)) / 2
 
     def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
-        nonlocal q, easy, precision
+        nonlocal q, precision
         reduction = 0.0 if one_step else _STEP_REDUCTION
-        loc, easy = posterior_mean(prior, targets - mean, now, q.loc, easy, tolerance, reduction)
+        loc = posterior_mean(prior, targets - mean, now, q.loc, tolerance, reduction)
         precision, q = now, SparseCholeskyNormal(loc, q.scale, q.weights, q.pattern)
         if q.is_diagonal:
             q = _with_factor(q, *root(now))

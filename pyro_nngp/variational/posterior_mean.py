@@ -3,9 +3,9 @@ r"""The posterior mean of latent values under a nearest-neighbor prior, given Ga
 It solves :math:`P m = \Sigma^{-1} y`, :math:`P = \Lambda + \Sigma^{-1}`, with the sparse precision :math:`\Lambda` of
 the prior and the noise variances :math:`\Sigma`.
 
-Conjugate gradients start on P with its diagonal as preconditioner, which is quick where the data determine a value
-better than its neighbors do. As soon as 20 iterations no longer halve the residual, they continue in whitened
-coordinates (:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick where the prior dominates. With G the root of the
+Where the data determine a value better than its neighbors do, conjugate gradients on P are quick, with its diagonal as
+preconditioner. Elsewhere, and as soon as 20 iterations no longer halve the residual, they are in whitened coordinates
+(:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick where the prior dominates. With G the root of the
 prior's covariance, an approximate mean with the residual r costs the ELBO
 
 .. math:: \tfrac12 r^\top P^{-1} r \le \tfrac12 \| G^\top r \|^2
@@ -27,6 +27,7 @@ from torch import Tensor
 from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor, factor_solve
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.vecchia_factor import determines
 
 DENSE_UP_TO = 1000**2  # entries of the system up to which one dense Cholesky factorization is used
 PLAIN_ITERATIONS = 200  # largest number of iterations on P before the change to whitened coordinates
@@ -40,11 +41,10 @@ def posterior_mean(
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
     start: Float[Tensor, "*L N"],
-    easy: bool = True,
     tolerance: float = 1e-3,
     reduction: float = 0.0,
     precondition: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Float[Tensor, "*L N"], bool]:
+) -> Float[Tensor, "*L N"]:
     """Mean of u given Gaussian observations.
 
     Args:
@@ -52,26 +52,25 @@ def posterior_mean(
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
         start: initial m.
-        easy: whether to begin with iterations on P.
         tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
             rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
         reduction: stop also when the residual has fallen to this part of its start.
         precondition: solutions for similar precisions, for iterations on P in place of all others.
 
     Returns:
-        m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
+        m, in the shape and dtype of `y`.
     """
     dtype = y.dtype
     is_small = y.shape[:-1].numel() * len(prior) ** 2 <= DENSE_UP_TO and precondition is None
     if isinstance(prior, ShardedFactor):
         if not is_small:
-            return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
+            return prior.posterior_mean(y, precision, start, tolerance, reduction)
         y, precision, start = (prior.gather(part) for part in torch.broadcast_tensors(y, precision, start))
-        return prior.own(posterior_mean(prior.gathered(), y, precision, start)[0]), easy
+        return prior.own(posterior_mean(prior.gathered(), y, precision, start))
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
     if is_small:
-        return factor_solve(prior.posterior_tril(precision), right[..., None])[..., 0].to(dtype), easy
+        return factor_solve(prior.posterior_tril(precision), right[..., None])[..., 0].to(dtype)
 
     def product(m: Tensor) -> Tensor:
         return prior.product(m) + precision * m
@@ -87,8 +86,8 @@ def posterior_mean(
         found, _ = conjugate_gradients(
             product, right, start, None, tolerance, norm=norm, size=size, precondition=precondition
         )
-        return found.to(dtype), easy
-    if easy and PLAIN_ITERATIONS:
+        return found.to(dtype)
+    if determines(prior.var, precision) and PLAIN_ITERATIONS:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(
             product,
@@ -103,6 +102,6 @@ def posterior_mean(
             halving=True,
         )
         if left <= tolerance:
-            return start.to(dtype), True
+            return start.to(dtype)
     z = prior.solve(prior.color_transposed(right), precision, prior.whiten(start), tolerance, size=size)
-    return prior.color(z).to(dtype), False
+    return prior.color(z).to(dtype)

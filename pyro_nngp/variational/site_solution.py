@@ -91,7 +91,7 @@ def optimal_sites(
     """
     likelihood, y, x, mean_now, latent, coefficients, total = problem
     mean, is_exact = mean_now(), likelihood.is_gaussian
-    easy, reduction, used = True, 0.0 if is_exact else _STEP_REDUCTION, None
+    reduction, used = 0.0 if is_exact else _STEP_REDUCTION, None
     moved, improved = 0.0, True
     target, precision, loc, variance, gain = start
     sites = target + mean, precision
@@ -102,8 +102,8 @@ def optimal_sites(
         sites = gaussian_sites(likelihood, y, *first_moments, total=total)
 
     def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
-        nonlocal loc, easy, sites
-        loc, easy = latent.posterior_mean(target - mean, precision, loc, easy, tolerance, reduction)
+        nonlocal loc, sites
+        loc = latent.posterior_mean(target - mean, precision, loc, tolerance, reduction)
         sites = target, precision
         return mean + latent.at(loc), variance, 0.0 if is_exact else latent.divergence(loc)
 
@@ -139,7 +139,7 @@ def optimal_sites(
         constant = coefficients.level() if level else None
         if constant is not None:  # the best level for these sites: one Newton step, exact
             slope = sites[1] * (sites[0] - mean - latent.at(loc))
-            change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not is_exact)
+            change, shift = latent.level_step(constant, slope, sites[1], tolerance, not is_exact)
             coefficients.assign_level(constant + change.reshape(constant.shape))
             mean, loc = mean_now(), loc - shift
         condition()

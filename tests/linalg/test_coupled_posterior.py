@@ -36,19 +36,18 @@ def dense(factors, loading, precision):
     return total
 
 
-@pytest.mark.parametrize("noise", [1.0, 1e-2])
-@pytest.mark.parametrize("easy", [True, False])
-def test_iterations_agree_with_the_dense_solution(easy, noise):
+@pytest.mark.parametrize("noise", [1.0, 1e-2, 1e-4])
+def test_iterations_agree_with_the_dense_solution(noise):
     posterior, factors, loading, precision, target = problem(noise, dense_up_to=0)
     system = dense(factors, loading, precision)
     right = torch.einsum("ntl,tn->ln", loading, precision * target)
     want = torch.linalg.solve(system, right.flatten()).view(2, N)
     u = torch.randn(2, N, dtype=F64)
     torch.testing.assert_close(posterior.product(u).flatten(), system @ u.flatten(), rtol=1e-9, atol=1e-9)
-    found, _ = posterior.mean(target, torch.zeros(2, N, dtype=F64), easy, 1e-9)
+    found = posterior.mean(target, torch.zeros(2, N, dtype=F64), 1e-9)
     torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
     for sparse in (False, True):
-        found, _ = problem(noise, sparse)[0].mean(target, torch.zeros(2, N, dtype=F64))
+        found = problem(noise, sparse)[0].mean(target, torch.zeros(2, N, dtype=F64))
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
 
 
@@ -66,10 +65,10 @@ def test_a_factor_at_other_precisions_preconditions(sparse, monkeypatch):
     near, factors, loading, precision, target = problem(0.1, sparse)
     graph_plan = {"plan": plan()} if sparse else {}
     other = CoupledPosterior(factors, loading, 1.3 * precision, **graph_plan)
-    want, zero = other.mean(target, torch.zeros(2, N, dtype=F64))[0], torch.zeros(2, N, dtype=F64)
+    want, zero = other.mean(target, torch.zeros(2, N, dtype=F64)), torch.zeros(2, N, dtype=F64)
     products, product = [], CoupledPosterior.product
     monkeypatch.setattr(CoupledPosterior, "product", lambda *args: products.append(1) or product(*args))
-    found, _ = other.mean(target, zero, tolerance=1e-8, near=near)
+    found = other.mean(target, zero, tolerance=1e-8, near=near)
     torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
     assert len(products) < 12
 
@@ -85,8 +84,8 @@ def test_draws_have_the_posterior_covariance(settings):
 
 
 def test_too_few_iterations_warn():
-    posterior, *_, target = problem(1e-4, dense_up_to=0, max_iterations=1)
+    posterior, *_, target = problem(dense_up_to=0, max_iterations=1)
     with pytest.warns(UserWarning, match=r"CoupledPosterior: conjugate gradients stopped after 1 iterations"):
-        posterior.mean(target, torch.zeros(2, N, dtype=F64), False, 1e-9)
+        posterior.mean(target, torch.zeros(2, N, dtype=F64), 1e-9)
     with pytest.warns(UserWarning, match=r"CoupledPosterior: conjugate gradients stopped at a residual of NaN"):
-        posterior.mean(target * torch.nan, torch.zeros(2, N, dtype=F64), False, 1e-9)
+        posterior.mean(target * torch.nan, torch.zeros(2, N, dtype=F64), 1e-9)

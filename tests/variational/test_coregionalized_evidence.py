@@ -122,7 +122,7 @@ def test_the_profile_is_the_dense_bound_at_its_sites():
     factors, (target, precision) = priors(gp).factors(), gp.q.observations(gp.posterior(gp.bound()))
     posterior = CoupledPosterior(factors, gp.loading(gp.x).detach(), precision.detach())
     cov, prior = torch.linalg.inv(posterior.tril @ posterior.tril.mT), [f.dense() for f in factors]
-    loc = posterior.mean(target.detach(), torch.zeros(2, N, dtype=F64))[0]
+    loc = posterior.mean(target.detach(), torch.zeros(2, N, dtype=F64))
     torch.testing.assert_close(gp.q.loc, loc, rtol=1e-5, atol=1e-6)
     lam = torch.block_diag(*prior)
     divergence = (lam @ cov).trace() + loc.flatten() @ lam @ loc.flatten() - 2 * N

@@ -7,8 +7,7 @@ from torch import nn
 from torch.distributions import Gamma
 
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.linalg.nested_dissection import nested_dissection
-from pyro_nngp.linalg.vecchia_factor import families_of
+from pyro_nngp.linalg.nested_dissection import families_of, nested_dissection
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.models import LMC
 from pyro_nngp.neighbors import NeighborGraph
