@@ -40,6 +40,7 @@ from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplica
 from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.saved_state import check_run
+from pyro_nngp.inference.svi.signal_check import check_latent_signal
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
 from pyro_nngp.inference.svi.trend_check import check_trend
 from pyro_nngp.linalg import report_nuggets
@@ -272,6 +273,7 @@ class Trainer:
             check_trend(self.method)
             check_dispersion(self.method)
             check_augmentation(self.method)
+            check_latent_signal(self.method)
         return result
 
     def _follow_adam_step(self) -> None:

@@ -1,0 +1,48 @@
+r"""Check that labels, counts and other data that are not Gaussian show f.
+
+A guide whose covariance is too simple costs the bound more, the more f varies among points that each say little. So
+training may end where f is constant: of four simulated sets of 500 labels with a signal (variance 1.5), the sparse
+factor of ``NPVI`` ends two at a variance of 2e-4, where 95 % intervals cover .1 of f; the bound is higher there than at
+the hyperparameters that pseudo-observations find (336.0 for 345.9 nats lost). The variance of f times the precision of
+one observation of it, the information in a datum about f before any data, tells: it is .15 - .4 for labels with a
+signal, and 6e-5 in the two sets.
+
+Cost: the sites of 1,000 rows.
+"""
+
+from typing import Any
+
+import torch
+
+from pyro_nngp._checks import warn
+from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
+from pyro_nngp.inference.svi.neighbor_check import some_rows
+from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.variational.natural_gradient import gaussian_sites
+from pyro_nngp.variational.observed import ObservedGaussian
+
+_ROWS, _WEAK = 1000, 0.01  # variance of f in units of that of one observation of it
+
+
+@torch.no_grad()
+def check_latent_signal(method: Any) -> None:
+    """Warn if f is all but the mean function for what one datum tells of it; for one output that is not Gaussian."""
+    if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
+        return
+    likelihood, y = method.likelihood, method.y
+    if not isinstance(y, torch.Tensor) or y.dim() != 1 or likelihood is None or likelihood.is_gaussian:
+        return
+    bound, rows = method.bound(), some_rows(method.x, _ROWS)
+    variance, mean = bound.covariance.diag(method.x[rows]), method.rows.mean(bound, rows)
+    sites = gaussian_sites(method.rows.likelihood(bound, rows), method.rows.targets(rows), mean, variance)
+    share = float((variance * sites[1]).mean())
+    if share < _WEAK:
+        cure = "Set the kernel's variance and lengthscale, or collect more rows."
+        if not isinstance(method.q, ObservedGaussian):
+            cure = "This guide may explain f away; take VNNGP, whose guide does not, and compare."
+        warn(
+            f"fit: expected data that show f, got a variance of f of {float(variance.mean()):.1g}, {share:.1g} times "
+            "the variance of one observation of it: predictions of f are the mean function, and their intervals have "
+            f"no room for a signal that weak data hide. Where one is expected: {cure}",
+            ConvergenceWarning,
+        )
