@@ -34,6 +34,11 @@ def test_f_that_is_the_mean_function_is_reported(method, settings, cure):
         check_latent_signal(labels(method, 0.03, **settings))
 
 
+def test_a_simple_guide_is_suspected_sooner():
+    with pytest.warns(UserWarning, match=r"0.01 times .* explain f away"):
+        check_latent_signal(labels(NPVI, 0.05))
+
+
 def counts(variance):
     return VNNGP(X, 1000.0 + LABELS, Matern32(2, variance, 0.3), Poisson())
 
@@ -42,6 +47,7 @@ def counts(variance):
     "build",
     [
         lambda: labels(VNNGP, 0.05),
+        lambda: labels(NPVI, 0.3),
         lambda: labels(NPVI, 1.0),
         lambda: counts(1e-4),  # each of which tells f to .03
         lambda: Vecchia(X, LABELS, Matern32(2, 1e-6, 0.3), Gaussian()),  # another check
