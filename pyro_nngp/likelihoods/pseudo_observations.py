@@ -24,6 +24,7 @@ _SPREAD = 2.0  # s, on the scale of a logarithm or logit
 _FARTHEST = 6.0  # largest distance of an observation from the mode, for log densities that are almost linear
 _RANGE, _ACCURACY = 60.0, 1e-4  # half width of the first grid of levels, and of the last
 _GRID = 17  # levels tried at a time; the next ones lie within two of their steps around the best
+_FINE, _LOST = 1001, 0.5  # constants tried, and nats that the nearest one may lose, where the best one is infinite
 _ENTRIES = 2**22  # log densities computed at once
 _STEPS = 20
 _STEP = 1e-3  # of central differences
@@ -59,6 +60,8 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
 def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
     """The constant f that fits all data of an output best, by repeated grid search, one latent at a time.
 
+    Where that is infinite, the constant nearest to 0 that fits them to half a nat.
+
     Columns of y are distinct and sorted, and occur `counts` times; of many columns, evenly spaced ones are used.
     """
     if isinstance(likelihood, Categorical):
@@ -86,6 +89,13 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
             best = torch.cat([fit(part) for part in parts]).argmax(0)
             level = trial.gather(0, best[None])[0] if num_latents is None else trial[best]
         half *= 4 / (_GRID - 1)
+    beyond = level.abs() > _RANGE  # labels of one class, or counts of zero, which a farther constant always fits better
+    if num_latents is None and beyond.any():
+        fine = torch.linspace(0, 1, _FINE, dtype=level.dtype, device=level.device)
+        trial = level * fine.reshape(-1, *[1] * len(shape))
+        value = torch.cat([fit(part) for part in trial.split(max(1, _ENTRIES // y.numel()))])
+        nearest = (value >= value.amax(0) - _LOST).int().argmax(0)
+        level = torch.where(beyond, trial.gather(0, nearest[None])[0], level)
     return level - level.mean() if num_latents else level
 
 

@@ -5,6 +5,7 @@ import torch
 from builders import scalar, tensor
 
 from pyro_nngp.likelihoods import (
+    Bernoulli,
     Categorical,
     Gamma,
     Gaussian,
@@ -66,3 +67,13 @@ def test_the_level_of_many_values_is_found_from_some_of_them():
     found = pseudo_observations(Gamma(2.0).bind(), y)
     torch.testing.assert_close(found.level, y.mean().log(), rtol=0, atol=1e-3)
     assert found.obs.shape == y.shape
+
+
+def test_data_that_no_finite_level_fits_best_start_at_one_that_fits_them_to_half_a_nat():
+    y = torch.zeros(2, 1000, dtype=torch.float64)
+    y[1] = 1.0
+    low, high = pseudo_observations(Bernoulli().bind(), y).level
+    assert low == pytest.approx(-high.item(), abs=1e-9)
+    assert 1000 * low.exp().log1p() == pytest.approx(0.5, rel=0.1)
+    level = pseudo_observations(Poisson().bind(), y[:1]).level
+    assert 1000 * level.exp() == pytest.approx(0.5, rel=0.1)
