@@ -18,6 +18,7 @@ Cost: O(N K) time per iteration, O(N K) memory; up to 1,000 points one dense fac
 K neighbors, L latent functions.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -32,6 +33,7 @@ from pyro_nngp.linalg.vecchia_factor import determines
 DENSE_UP_TO = 1000**2  # entries of the system up to which one dense Cholesky factorization is used
 PLAIN_ITERATIONS = 200  # largest number of iterations on P before the change to whitened coordinates
 _LOOK = 20  # iterations between checks of the residual
+_NEAR = 25  # most iterations with solutions for a similar P: more say that it is not
 _CLOSER = 0.03  # part of the tolerance with a preconditioner, which takes one or two more iterations
 _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
 
@@ -55,7 +57,7 @@ def posterior_mean(
         tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
             rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
         reduction: stop also when the residual has fallen to this part of its start.
-        precondition: solutions for similar precisions, for iterations on P in place of all others.
+        precondition: solutions for a similar P, for the first iterations.
 
     Returns:
         m, in the shape and dtype of `y`.
@@ -82,12 +84,14 @@ def posterior_mean(
     tolerance = tolerance if precondition is None else _CLOSER * tolerance
     if reduction:
         tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
+    left = math.inf
     if precondition is not None:
-        found, _ = conjugate_gradients(
-            product, right, start, None, tolerance, norm=norm, size=size, precondition=precondition
+        start, left = conjugate_gradients(
+            product, right, start, None, tolerance, _NEAR, norm=norm, size=size, precondition=precondition
         )
-        return found.to(dtype)
-    if determines(prior.var, precision) and PLAIN_ITERATIONS:
+        if math.isnan(left):  # hyperparameters without a solution, which the factor at the end reports
+            return start.to(dtype)
+    elif determines(prior.var, precision) and PLAIN_ITERATIONS:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(
             product,
@@ -101,7 +105,7 @@ def posterior_mean(
             every=_LOOK,
             halving=True,
         )
-        if left <= tolerance:
-            return start.to(dtype)
+    if left <= tolerance:
+        return start.to(dtype)
     z = prior.solve(prior.color_transposed(right), precision, prior.whiten(start), tolerance, size=size)
     return prior.color(z).to(dtype)
