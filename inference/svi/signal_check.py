@@ -3,9 +3,9 @@ r"""Check that labels, counts and other data that are not Gaussian show f.
 A guide whose covariance is too simple costs the bound more, the more f varies among points that each say little. So
 training may end where f is constant: of ten simulated sets of 500 labels with a signal (variance 1.5), the sparse
 factor of ``NPVI`` ends four at variances of 2e-4 to .04, where 95 % intervals cover .09 to .26 of f; the bound is
-higher there than at the hyperparameters that pseudo-observations find (336.0 for 345.9 nats lost). The variance of f times the
-precision of one observation of it, the information in a datum about f before any data, tells: it is .15 - .4 for labels
-with a signal, and 6e-5 to .011 in the four sets.
+higher there than at the hyperparameters that pseudo-observations find (336.0 for 345.9 nats lost). The variance of f
+times the precision of one observation of it, the information in a datum about f before any data, tells: it is .15 - .4
+for labels with a signal, and 6e-5 to .011 in the four sets.
 
 Cost: the sites of 1,000 rows.
 """
