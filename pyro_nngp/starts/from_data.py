@@ -9,7 +9,8 @@ with it.
 2. Each lengthscale starts at a robust standard deviation of its column (``column_scale``) times
    the root of the number of columns that the kernel has, periods at the peak of a Lomb-Scargle periodogram, the
    kernel's variance at the variance of the observations.
-3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
+3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and among 4,096, 1,024
+   and 256 of them: much data under much noise are near each other, and do not tell how far f is alike. The mean log
    density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
    common factors of lengthscales and noise, and of two to six lengthscales also each alone at a sixteenth and a 64th,
    since a season that all places share leaves no slope elsewhere; then by L-BFGS over all logarithms, with a weak
@@ -24,7 +25,7 @@ neighbors alone suggest are tried too, and taken if the leave-one-out density of
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
 
-Cost: O(N) for quantiles, then 13 to 76 evaluations at 512 points of at most 28 neighbors, whatever N: 0.05 to 0.5 s.
+Cost: O(N) for quantiles, then 13 to 76 evaluations at 512 points of at most 52 neighbors, whatever N: 0.05 to 0.5 s.
 Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
 """
 

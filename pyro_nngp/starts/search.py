@@ -22,6 +22,7 @@ from pyro_nngp.neighbors import nearest
 from pyro_nngp.starts.scales import Slot, place_scales
 
 _NEIGHBORS = 16
+_SPARSE, _FROM_EACH = (4096, 1024, 256), 8  # first points of the pool, and neighbors from each of them
 _STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors in metrics that stress one of few columns
 _LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
 _SHORT = 1 / 16, 1 / 64  # factors of one lengthscale alone, as for a season that all places share
@@ -158,11 +159,17 @@ def leave_one_out_moments(problem: Problem, noise: Tensor) -> tuple[Tensor, Tens
 
 
 def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
-    """Neighbors in the kernel's metric; with `stressed` also some in metrics that stress one column."""
+    """Neighbors in the kernel's metric, some from ever fewer points of the pool: near ones alone do not tell its range.
+
+    With `stressed` also some in metrics that stress one column.
+    """
     with torch.no_grad():
         x, rows = problem.x, problem.rows
         spaces = KernelMetric(problem.kernel, x).features(x)
         neighbors = [nearest_rows(space, rows, _NEIGHBORS) for space in spaces]
+        for count in (each for each in _SPARSE if 2 * each <= len(x)):
+            itself = rows.masked_fill(rows >= count, -1)
+            neighbors += [nearest(f[rows], f[:count], _FROM_EACH, itself, progress=False) for f in spaces]
         columns = x.shape[1]
         if stressed and 1 < columns <= _MOST_STRESSED:
             places = x / column_scale(x)

@@ -29,7 +29,7 @@ from pyro_nngp.likelihoods import (
 )
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
-from pyro_nngp.starts.from_data import noise_variance
+from pyro_nngp.starts.from_data import noise_variance, start_from_data
 
 F64 = torch.float64
 N = 300
@@ -339,3 +339,16 @@ def test_the_kernel_that_is_made_has_a_smoothness_where_data_tell_it() -> None:
         SVGP(x, y, inducing=10),
     ):
         assert type(gp.kernel) is Matern52
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli, Gaussian])
+def test_many_data_under_much_noise_start_at_the_range_of_f(likelihood):
+    """The 16 nearest of 60,000 points lie within 1/60 of a wave, and say that f is alike, not how far."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60_000, 2, generator=generator, dtype=F64) * 7.7
+    f = 2 * torch.sin(3 * x[:, 0]) + 2 * torch.cos(4 * x[:, 1])
+    noise = 4 * torch.randn(len(f), generator=generator, dtype=F64)
+    y = f + noise if likelihood is Gaussian else torch.bernoulli(f.sigmoid(), generator=generator)
+    kernel = Matern32(2)
+    start_from_data(kernel, likelihood(), x, y, None, 1e-6)
+    assert ((kernel.lengthscale > 0.3) & (kernel.lengthscale < 2.5)).all()  # 1.1 to 1.5 after training
