@@ -27,11 +27,13 @@ _WEAK, _SIMPLE = 0.01, 0.05  # variance of f in units of that of one observation
 
 @torch.no_grad()
 def check_latent_signal(method: Any) -> None:
-    """Warn if f is all but the mean function for what one datum tells of it; for one output that is not Gaussian."""
+    """Warn if f is all but the mean function for what one datum tells of it; for one output and one function."""
     if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
         return
     likelihood, y = method.likelihood, method.y
-    if not isinstance(y, torch.Tensor) or y.dim() != 1 or likelihood is None or likelihood.is_gaussian:
+    if not isinstance(y, torch.Tensor) or y.dim() != 1 or likelihood is None:
+        return
+    if likelihood.is_gaussian or likelihood.num_latents is not None:
         return
     bound, rows = method.bound(), some_rows(method.x, _ROWS)
     variance, mean = bound.covariance.diag(method.x[rows]), method.rows.mean(bound, rows)

@@ -31,7 +31,7 @@ from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
 
-_FIRST_SUBSAMPLE = 1000
+_FIRST_SUBSAMPLE, _FIRST_PROFILED = 1000, 2000  # rows: fewer labels are too weak, and lead astray
 
 
 class DivergenceError(RuntimeError):
@@ -70,7 +70,7 @@ class TrainState:
         self.ranks = ranks_of(method)
         self.profile: Any = cast(Profiled, method).profile if profiling else None  # on the rows of the subsample
         self.subsampling = subsampling
-        first = None if profiling and not subsampling else _FIRST_SUBSAMPLE
+        first = (_FIRST_PROFILED if subsampling else None) if profiling else _FIRST_SUBSAMPLE
         self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0

@@ -9,15 +9,15 @@ with it.
 2. Each lengthscale starts at a robust standard deviation of its column (``column_scale``) times
    the root of the number of columns that the kernel has, periods at the peak of a Lomb-Scargle periodogram, the
    kernel's variance at the variance of the observations.
-3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and among 4,096, 1,024
-   and 256 of them: much data under much noise are near each other, and do not tell how far f is alike. The mean log
-   density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
-   common factors of lengthscales and noise, and of two to six lengthscales also each alone at a sixteenth and a 64th,
-   since a season that all places share leaves no slope elsewhere; then by L-BFGS over all logarithms, with a weak
-   normal prior (standard deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors
-   are searched again once, in the metric of the kernel after the grid. At first some of them come from metrics that
-   stress one column each, so that a kernel of space and time has neighbors at the same place and at the same time,
-   whatever the units.
+3. Of many points one in eight, 512 to 2,048, are predicted from their nearest neighbors among up to 65,536 points, and
+   among 4,096, 1,024 and 256 of them: much data under much noise are near each other, and do not tell how far f is
+   alike. The mean log density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over
+   a grid of nine common factors of lengthscales and noise, and of two to six lengthscales also each alone at a
+   sixteenth and a 64th, since a season that all places share leaves no slope elsewhere; then by L-BFGS over all
+   logarithms, with a weak normal prior (standard deviation 1.5) around step 2 for hyperparameters that the points do
+   not determine. Neighbors are searched again once, in the metric of the kernel after the grid. At first some of them
+   come from metrics that stress one column each, so that a kernel of space and time has neighbors at the same place and
+   at the same time, whatever the units.
 
 Neighbors that do not share an f make data look overdispersed. So 4 and 16 times the size or concentration that
 neighbors alone suggest are tried too, and taken if the leave-one-out density of the data gains .01 nats.
@@ -25,8 +25,8 @@ neighbors alone suggest are tried too, and taken if the leave-one-out density of
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
 
-Cost: O(N) for quantiles, then 13 to 76 evaluations at 512 points of at most 52 neighbors, whatever N: 0.05 to 0.5 s.
-Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
+Cost: O(N) for quantiles, then 13 to 76 evaluations at up to 2,048 points of at most 52 neighbors, whatever N: 0.05 to
+1 s. Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ from pyro_nngp.starts.search import (
     nearest_rows,
 )
 
-_POOL, _POINTS = 2**16, 512
+_POOL, _POINTS, _SHARE = 2**16, (512, 2048), 8  # points of the pool; least and most predicted, and one in how many
 _SIZED, _SIZES = ("concentration", "total_count"), (4.0, 16.0)  # of which these multiples are tried too
 _BETTER = 0.01  # gain in nats per datum that counts
 
@@ -108,7 +108,7 @@ def start_from_data(
         start_without_targets(kernel, x, at=at)
         return Start(x.new_zeros(()), x.new_ones(()))
     targets = y[..., pool].to(inputs.device)
-    rows = torch.arange(min(len(pool), _POINTS), device=inputs.device)
+    rows = torch.arange(min(len(pool), _points(len(pool))), device=inputs.device)
     there = None if trend is None else trend(pool).to(inputs.device)
     tried = targets[..., rows]
 
@@ -219,6 +219,11 @@ def noise_variance(likelihood: Likelihood) -> Tensor | None:
 def _device(kernel: Any, x: Tensor) -> torch.device:
     """The CPU, for the same results wherever the data are; but callables may hold tensors on another device."""
     return torch.device("cpu") if isinstance(kernel, nn.Module) else x.device
+
+
+def _points(size: int) -> int:
+    """Number of points that are predicted."""
+    return min(max(size // _SHARE, _POINTS[0]), _POINTS[1])
 
 
 def _some_rows(size: int, most: int) -> Tensor:

@@ -1,11 +1,11 @@
 r"""The posterior of a nearest-neighbor prior and pseudo-observations by a sparse Cholesky factor of its precision.
 
-Where the factor is small enough (:mod:`pyro_nngp.linalg.nested_dissection`; in two dimensions up to about 10^5 points,
-in many up to a few thousand), means, marginal variances, and the evidence with its gradient are exact. Conjugate
-gradients on other precisions, preconditioned by the last factor, take a few iterations.
+Where the factor is small enough (:mod:`pyro_nngp.linalg.nested_dissection`; in two dimensions up to about 280,000
+points, in many up to a few thousand), means, marginal variances, and the evidence with its gradient are exact.
+Conjugate gradients on similar precisions, preconditioned by the last factor, take a few iterations.
 
-On one core the largest plan takes about 15 s for a factor with moments, and 1 GB. Symbols: N points, K neighbors, L
-latent functions.
+On one core a factor with moments takes about 10 s and 1 GB for 128,000 points in two dimensions, and 40 s and 2 GB for
+250,000. Symbols: N points, K neighbors, L latent functions.
 """
 
 from collections.abc import Sequence
@@ -21,26 +21,29 @@ from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination, families_of, nested_dissection
 from pyro_nngp.neighbors import NeighborGraph
 
-MOST_OPERATIONS = 3e11
-"""Most multiplications of a factorization with moments: 15 s on one core."""
+MOST_OPERATIONS = 4e11
+"""Most multiplications of a factorization with moments: 12 s on one core."""
+_MANY = 95_000  # points: of more points there may be more operations, in proportion
 _MOST_COUPLED = 1e11  # the same for coupled functions: an evaluation of their bound takes several
+_NEAR = 0.1  # mean difference of logarithms of conditional variances
 _ROUNDING = 8  # of values that are the same, in units of their dtype
-_MOST_MEMBERS = 5_000_000  # of all families: an order for more takes longer than iterations
+_MOST_MEMBERS = 6_000_000  # of all families: an order for more takes longer than iterations
 
 
-def elimination_of(graph: NeighborGraph, num_coupled: int | None = None) -> Elimination | None:
+def elimination_of(graph: NeighborGraph, num_coupled: int | None = None, larger: float = 1.0) -> Elimination | None:
     """The order of elimination for the posterior precision; None for a factor too large, or several processes.
 
     Args:
         graph: the points and their neighbors.
         num_coupled: number of latent functions whose sums are observed; None for one that is observed itself.
+        larger: times as many operations as usually may be too many.
     """
     families = families_of(graph.neighbors.long())
     if isinstance(graph, ShardedGraph) or (num_coupled or 1) * families.numel() > _MOST_MEMBERS:
         return None
     if num_coupled is not None:
-        return coupled_elimination(graph.x, graph.neighbors, num_coupled, _MOST_COUPLED)
-    return nested_dissection(graph.x, [families], MOST_OPERATIONS)
+        return coupled_elimination(graph.x, graph.neighbors, num_coupled, larger * _MOST_COUPLED)
+    return nested_dissection(graph.x, [families], larger * MOST_OPERATIONS * max(1.0, len(graph.x) / _MANY))
 
 
 def same_values(known: Tensor, values: Tensor) -> bool:
@@ -94,6 +97,10 @@ class FactoredPosterior:
     def has_prior(self, prior: VecchiaFactor) -> bool:
         """Whether this is the posterior under a prior."""
         return torch.equal(prior.w, self._prior.w) and torch.equal(prior.var, self._prior.var)
+
+    def is_near(self, prior: VecchiaFactor) -> bool:
+        """Whether solutions under another prior are so similar that a few iterations make up for the difference."""
+        return float((prior.var / self._prior.var).log().abs().mean()) < _NEAR
 
     def is_at(self, precision: Float[Tensor, "*L N"]) -> bool:
         """Whether the last factors are for these precisions."""

@@ -26,6 +26,7 @@ from pyro_nngp.variational.posterior_mean import posterior_mean
 
 ACCURACY = 0.03
 """Square root of the error of the precision of coefficients, in units of 1 / Var f."""
+_CLOSER = 0.03  # part of the tolerance where variances will be exact, which takes one or two more iterations
 _LEVEL = 100.0  # tolerances: accuracy of a step of the constant that others follow
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
@@ -40,8 +41,9 @@ class LatentPrior:
         nearest: maps kernel and noise to the observations that the variance at each point depends on; not needed for
             means.
         plan: order of elimination for exact means and variances; None has iterations, and variances from near points.
-        last: a posterior by sparse factors at other hyperparameters, of the same plan, which preconditions iterations
-            until there is a factor here; at the same ones it takes the place of a new one.
+        last: a posterior by sparse factors at other hyperparameters, of the same plan. Its variances serve until there
+            is a factor here, and where the hyperparameters are near, it preconditions iterations; at the same ones it
+            takes the place of a new one.
         is_known: whether the precisions of sites are known, so that nothing precedes the factor.
 
     Attributes:
@@ -50,6 +52,7 @@ class LatentPrior:
 
     exact: FactoredPosterior | None = None
     _before: FactoredPosterior | None = None
+    _similar: FactoredPosterior | None = None
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class LatentPrior:
         if plan is not None:
             factor = cast(VecchiaFactor, self._factor)
             self.exact = last if last is not None and last.has_prior(factor) else FactoredPosterior(factor, plan)
+            self._similar = last if last is not None and last.is_near(factor) else None
         self._x = graph.x[: graph.num_points]
         self._pooled: tuple[PooledObservations, Any, list[Any]] | None = None
 
@@ -75,10 +79,7 @@ class LatentPrior:
         return self._parts[0].diag(self._x)
 
     def precedes(self, precision: Float[Tensor, "*L N"]) -> bool:
-        """Whether another posterior preconditions the iterations for means, and sites of these precisions are not its.
-
-        Its variances then serve until the sites are found.
-        """
+        """Whether variances of another posterior serve until the sites are found: these precisions are not its."""
         return self._before is not None and self.exact is not None and not self.exact.is_at(precision)
 
     def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
@@ -107,8 +108,9 @@ class LatentPrior:
             self.exact.factors(precision)
         if self.exact.is_at(precision):
             return self.exact.solve((precision * target).double()).to(target)
-        nearest = self.exact if self.exact.has_factors else cast(FactoredPosterior, self._before)
-        return posterior_mean(self._factor, target, precision, start, tolerance, reduction, precondition=nearest.solve)
+        nearest, closer = self.exact if self.exact.has_factors else self._similar, _CLOSER * tolerance
+        solve = None if nearest is None else nearest.solve
+        return posterior_mean(self._factor, target, precision, start, closer, reduction, precondition=solve)
 
     def targets(
         self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"], sites: tuple[Tensor, Tensor]

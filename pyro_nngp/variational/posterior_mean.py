@@ -34,7 +34,6 @@ DENSE_UP_TO = 1000**2  # entries of the system up to which one dense Cholesky fa
 PLAIN_ITERATIONS = 200  # largest number of iterations on P before the change to whitened coordinates
 _LOOK = 20  # iterations between checks of the residual
 _NEAR = 25  # most iterations with solutions for a similar P: more say that it is not
-_CLOSER = 0.03  # part of the tolerance with a preconditioner, which takes one or two more iterations
 _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
 
 
@@ -81,7 +80,6 @@ def posterior_mean(
         return prior.color_transposed(residual).norm(dim=-1)
 
     size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
-    tolerance = tolerance if precondition is None else _CLOSER * tolerance
     if reduction:
         tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
     left = math.inf

@@ -26,6 +26,7 @@ from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
 
 _NEIGHBORS = 64  # that moments depend on by default
+_LARGER = 3.0  # times as many operations may be too many where there was an order for another graph
 _SMALLER = 0.1  # relative decrease of variances that justifies more neighbors
 
 
@@ -96,6 +97,7 @@ class NeighborCache:
         self.last: FactoredPosterior | None = None
         self._nearest: Any = None
         self._plan: tuple[Elimination | None] | None = None
+        self._had_plan = False
         self._pooled: tuple[tuple[int, Versions | None], PooledObservations] | None = None
 
     def forget(self) -> None:
@@ -111,12 +113,15 @@ class NeighborCache:
     def plan(self, graph: NeighborGraph, num_coupled: int | None = None) -> Elimination | None:
         """The order of elimination for the posterior precision; None where there is none, see the function.
 
-        Where there was none, there is none for another graph of that size: finding out takes seconds.
+        Where there was none, there is none for another graph of that size: finding out takes seconds. Where there was
+        one, it may take more operations for another graph: training would go on with draws.
         """
         size = tuple(graph.neighbors.shape)
         if self._plan is None:
-            self._plan = (None if size == self._too_large else elimination_of(graph, num_coupled),)
-            self._too_large = size if self._plan[0] is None else None
+            larger = _LARGER if self._had_plan else 1.0
+            self._plan = (None if size == self._too_large else elimination_of(graph, num_coupled, larger),)
+            self._had_plan = self._plan[0] is not None
+            self._too_large = None if self._had_plan else size
         return self._plan[0]
 
     @torch.inference_mode(False)  # later gradients need what is kept

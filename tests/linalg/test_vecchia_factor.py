@@ -7,6 +7,7 @@ from oracles.dense import dense_factors, dense_precision
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.vecchia_factor import determines
 from pyro_nngp.neighbors import NeighborGraph
 
 N = 50
@@ -113,3 +114,9 @@ def test_shapes_that_disagree_are_refused(factor, rows, columns):
         ValueError, match=r"VecchiaFactor: expected w, var, neighbors of shapes \(N, K\), \(N,\), \(N, K\)"
     ):
         VecchiaFactor(factor.w[:, :columns], factor.var[:rows], factor.neighbors)
+
+
+def test_the_median_value_decides_whether_data_or_neighbors_determine_values():
+    var = torch.tensor([1e-9, 0.5, 2.0], dtype=F64)
+    assert determines(var, torch.tensor([0.0, 3.0, 1.0], dtype=F64))
+    assert not determines(var, torch.tensor([[0.0, 1.9, 1e9], [0.0, 1.0, 1.0]], dtype=F64))

@@ -18,6 +18,7 @@ from pyro_nngp.variational import factored_posterior, latent_evidence
 from pyro_nngp.variational.evidence_excess import excess_gradient
 from pyro_nngp.variational.factored_posterior import FactoredPosterior, elimination_of
 from pyro_nngp.variational.latent_evidence import ExactLogEvidence, evidence_gradient, latent_log_evidence
+from pyro_nngp.variational.latent_prior import LatentPrior
 
 F64 = torch.float64
 N, K = 120, 5
@@ -148,6 +149,23 @@ def test_exact_evidence_has_the_dense_gradients():
         for one, other in zip(torch.autograd.grad(found, parts), torch.autograd.grad(dense, parts), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
         last.factors(precision)
+
+
+@pytest.mark.parametrize(("lengthscale", "is_near"), [(0.402, True), (0.8, False)])
+def test_the_last_factor_serves_as_long_as_hyperparameters_are_near(lengthscale, is_near):
+    graph, target, precision = sites(n=40)
+    last, plan = (
+        FactoredPosterior(NNGP(kernel(), graph).factor.prepared(), elimination_of(graph)),
+        elimination_of(graph),
+    )
+    last.factors(precision)
+    cov = kernel(lengthscale=lengthscale)
+    assert last.is_near(NNGP(cov, graph).factor.prepared()) == is_near
+    latent = LatentPrior(bind(cov), graph, 1e-6, plan=plan, last=last)
+    found = latent.posterior_mean(target, precision, 0 * target, 1e-6, 0.0)
+    torch.testing.assert_close(found, solution(graph, target, precision, cov)[1], rtol=1e-5, atol=1e-6)
+    assert not latent.exact.has_factors  # until variances are asked for
+    assert latent.precedes(precision)
 
 
 def profile(gp):

@@ -11,10 +11,11 @@ from pyro_nngp.variational.site_neighbors import NeighborCache
 
 
 def test_an_order_that_does_not_exist_is_sought_once_for_graphs_of_a_size(monkeypatch):
-    sought = []
+    sought, allowed = [], []
 
-    def found(graph, num_coupled):
+    def found(graph, num_coupled, larger):
         assert num_coupled is None
+        allowed.append(larger)
         sought.append(tuple(graph.neighbors.shape))
         return None if graph.num_points == 12 else "order"
 
@@ -27,5 +28,7 @@ def test_an_order_that_does_not_exist_is_sought_once_for_graphs_of_a_size(monkey
         plans += [cache.plan(graph), cache.plan(graph)]
     assert plans == [None] * 6 + ["order"] * 4
     assert sought == [(12, 3), (12, 4), (10, 3), (10, 3)]  # an order is another one for another graph
+    assert allowed[:3] == [1.0] * 3
+    assert allowed[3] > 1  # another graph may take more
     for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
         assert copied.plan(graphs[0]) is None

@@ -8,7 +8,7 @@ import torch
 from pyro_nngp import LOO, NPVI, SVGP, VNNGP, Vecchia
 from pyro_nngp.inference.svi.signal_check import check_latent_signal
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 
 N = 60
 X = torch.rand(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -58,3 +58,8 @@ def test_others_are_not(build):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_latent_signal(gp)
+
+
+def test_classes_and_programs_without_data_pass():
+    check_latent_signal(LOO(X, LABELS.long(), Matern32(2, 1e-3, 0.3), Categorical(2)))
+    check_latent_signal(VNNGP(X, None, Matern32(2, 1e-3, 0.3)))
