@@ -123,7 +123,7 @@ def _coarse_points(x: Float[Tensor, "N D"], neighbors: Int[Tensor, "N K"], order
     """As many points as may be solved for in the time of a product; None if they are few or do not cover the others."""
     order, neighbors = order.cpu(), neighbors.cpu().long()
     most = min(len(order) // _PART, _MOST)
-    place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+    place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device="cpu"))
     first = neighbors[order, 0] if neighbors.shape[1] else torch.full_like(order, -1)
     while most >= _LEAST:
         near = neighbors[order[:most]]
@@ -138,7 +138,7 @@ def _coarse_points(x: Float[Tensor, "N D"], neighbors: Int[Tensor, "N K"], order
 
 def _homes(parent: Int[Tensor, " N"], count: int) -> Int[Tensor, " N"] | None:
     """The first ancestor among the first points; None where it is far, or missing."""
-    home = torch.cat([torch.arange(count), parent[count:]])
+    home = torch.cat([torch.arange(count, device="cpu"), parent[count:]])
     for _ in range(_JUMPS):
         if home.min() < 0:
             return None
