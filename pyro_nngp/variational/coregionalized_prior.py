@@ -113,7 +113,7 @@ class CoregionalizedPrior(LatentPrior):
         return self.covariance
 
     def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
+        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """Solution as for one function; the constants of the outputs are solved for together."""
         precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
@@ -124,7 +124,9 @@ class CoregionalizedPrior(LatentPrior):
         curvature = (curvature + curvature.mT) / 2
         scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
         strengths, axes = torch.linalg.eigh((curvature * scale * scale[:, None]).double())
-        along = axes.mT @ (scale * (steps @ slope.sum(-1))).double() / strengths.clamp(min=_LEAST)
+        gradient = torch.einsum("ctn,tn->c", rest.double(), slope.double())
+        gradient = gradient + torch.einsum("cln,ln->c", gains.double(), self._none.prior_product(loc.double()))
+        along = axes.mT @ (scale * gradient) / strengths.clamp(min=_LEAST)
         change = scale * (axes @ along).to(slope)
         if limited:
             spread = self.variance.mean(-1).sqrt()

@@ -28,6 +28,7 @@ ACCURACY = 0.03
 """Square root of the error of the precision of coefficients, in units of 1 / Var f."""
 _CLOSER = 0.03  # part of the tolerance where variances will be exact, which takes one or two more iterations
 _LEVEL = 100.0  # tolerances: accuracy of a step of the constant that others follow
+_LEVEL_ACCURACY = 0.3  # square root of the error of the curvature in the constant, in units of 1 / Var f
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
 
@@ -159,12 +160,13 @@ class LatentPrior:
         return gain, (curvature + curvature.mT) / 2
 
     def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
+        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
 
         Args:
             constant: the constant, () or (L,).
+            loc: means of u, whose error counts by its product with the error of the response.
             slope: gradient of the log density of the sites in f.
             precision: of the sites.
             tolerance: as of :meth:`posterior_mean`.
@@ -172,13 +174,17 @@ class LatentPrior:
                 anywhere.
         """
         ones, unit = torch.ones_like(slope), average(self.variance, self._total).sqrt()  # of the solver's tolerance
-        accuracy = _LEVEL * tolerance if limited else tolerance
+        enough = _LEVEL_ACCURACY / self._parts[1].num_rows ** 0.5  # of the curvature, to which errors count by squares
+        accuracy = min(_LEVEL * tolerance if limited else tolerance, enough)
         gain = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), accuracy, 0.0) / unit
-        curvature = precision * (1 - gain)
+        smooth, rest = gain.double(), (1 - gain).double()
+        curvature = smooth * self._factor.product(smooth) + rest * precision.double() * rest
+        gradient = rest * slope + smooth * self._factor.product(loc.double())
         if constant.dim() and slope.dim() == 2:
-            change = self._total(slope.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))
+            change = self._total(gradient.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))
         else:
-            change = self._total(slope.sum()) / self._total(curvature.sum())
+            change = self._total(gradient.sum()) / self._total(curvature.sum())
+        change = change.to(slope)
         if limited:
             spread = average(self.variance, self._total).sqrt()
             change = change.clamp(-spread, spread)
