@@ -8,6 +8,7 @@ functions.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -109,9 +110,16 @@ class LatentPrior:
             self.exact.factors(precision)
         if self.exact.is_at(precision):
             return self.exact.solve((precision * target).double()).to(target)
-        nearest, closer = self.exact if self.exact.has_factors else self._similar, _CLOSER * tolerance
-        solve = None if nearest is None else nearest.solve
-        return posterior_mean(self._factor, target, precision, start, closer, reduction, precondition=solve)
+        parts = self._factor, target, precision, start, _CLOSER * tolerance, reduction
+        if self.exact.has_factors:
+            return posterior_mean(*parts, precondition=self.exact.solve, direct=partial(self._solve_at, precision))
+        return posterior_mean(*parts, precondition=None if self._similar is None else self._similar.solve)
+
+    def _solve_at(self, precision: Float[Tensor, "*L N"], right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Solutions with a factor of its own."""
+        assert self.exact is not None  # who asks has one
+        self.exact.factors(precision)
+        return self.exact.solve(right)
 
     def targets(
         self, loc: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"], sites: tuple[Tensor, Tensor]

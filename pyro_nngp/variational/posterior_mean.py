@@ -45,6 +45,7 @@ def posterior_mean(
     tolerance: float = 1e-3,
     reduction: float = 0.0,
     precondition: Callable[[Tensor], Tensor] | None = None,
+    direct: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "*L N"]:
     """Mean of u given Gaussian observations.
 
@@ -57,6 +58,7 @@ def posterior_mean(
             rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
         reduction: stop also when the residual has fallen to this part of its start.
         precondition: solutions for a similar P, for the first iterations.
+        direct: solutions for P itself, where these do not suffice; None goes on with other iterations.
 
     Returns:
         m, in the shape and dtype of `y`.
@@ -89,6 +91,8 @@ def posterior_mean(
         )
         if math.isnan(left):  # hyperparameters without a solution, which the factor at the end reports
             return start.to(dtype)
+        if left > tolerance and direct is not None:
+            return direct(right).to(dtype)
     elif determines(prior.var, precision) and PLAIN_ITERATIONS:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(

@@ -76,3 +76,21 @@ def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, gui
     torch.testing.assert_close(iterative.loc, dense.loc, rtol=0, atol=1e-3)
     torch.testing.assert_close(iterative.scale, dense.scale)
     torch.testing.assert_close(iterative.weights, dense.weights)
+
+
+@pytest.mark.parametrize("strength", [1.0, 30.0])
+def test_a_preconditioner_that_does_not_suffice_is_left(strength, iterative):
+    """With a solution for P itself at hand for it, else for other iterations."""
+    prior = setting(RBF(2, lengthscale=0.4).double())
+    y, precision = torch.randn(N, dtype=F64), strength * torch.randn(N, dtype=F64).exp()
+    posterior, asked = prior.dense() + torch.diag(precision), []
+
+    def direct(right):
+        asked.append(right)
+        return torch.linalg.solve(posterior, right)
+
+    want = torch.linalg.solve(posterior, precision * y)
+    for solve in (direct, None):
+        found = posterior_mean(prior, y, precision, 0 * y, 1e-9, precondition=lambda r: 1e-3 * r, direct=solve)
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+    assert len(asked) == 1
