@@ -77,6 +77,9 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
 
     def fit(trial: Tensor) -> Tensor:
         """Log densities of the data of each output at constants (G, *T) or (G, L)."""
+        return torch.cat([fit_some(part) for part in trial.split(max(1, _ENTRIES // y.numel()))])
+
+    def fit_some(trial: Tensor) -> Tensor:
         f = trial[..., None].expand(*trial.shape, y.shape[-1])
         f = f if num_latents is None else f.transpose(0, 1)
         return (likelihood(f).log_prob(y) * counts).sum(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
@@ -85,15 +88,14 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
         for latent in [...] if num_latents is None else range(num_latents):
             trial = level.repeat(len(grid), *[1] * len(shape))
             trial[:, latent] += half * grid.reshape(-1, *[1] * (trial[:, latent].dim() - 1))
-            parts = trial.split(max(1, _ENTRIES // y.numel()))
-            best = torch.cat([fit(part) for part in parts]).argmax(0)
+            best = fit(trial).argmax(0)
             level = trial.gather(0, best[None])[0] if num_latents is None else trial[best]
         half *= 4 / (_GRID - 1)
     beyond = level.abs() > _RANGE  # labels of one class, or counts of zero, which a farther constant always fits better
     if num_latents is None and beyond.any():
         fine = torch.linspace(0, 1, _FINE, dtype=level.dtype, device=level.device)
         trial = level * fine.reshape(-1, *[1] * len(shape))
-        value = torch.cat([fit(part) for part in trial.split(max(1, _ENTRIES // y.numel()))])
+        value = fit(trial)
         nearest = (value >= value.amax(0) - _LOST).int().argmax(0)
         level = torch.where(beyond, trial.gather(0, nearest[None])[0], level)
     return level - level.mean() if num_latents else level

@@ -33,7 +33,7 @@ from torch import Tensor
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination, families_of, nested_dissection
 from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
-from pyro_nngp.linalg.sparse_rows import SparseRows
+from pyro_nngp.linalg.sparse_rows import SparseRows, root_entries
 
 _LEAST, _PART, _MOST = 256, 5, 40_000  # fewest coarse points; one of so many points at most; and most of them
 _OPERATIONS = 4e10  # most multiplications of a factor: half a second
@@ -78,14 +78,14 @@ class CoarseLevel:
         if coarse is None:
             return None
         m, strength = len(coarse.families), var[order] * precision
+        first = order[:m]
         collected = torch.zeros_like(precision[..., :m])
         collected = collected.index_add(-1, coarse.home[m:], (precision / (1 + strength))[..., m:])
-        if (collected * var[order[:m]]).mean() > _MOST_LEFT:
+        if (collected * var[first]).mean() > _MOST_LEFT:
             return None
         collected = (collected + precision[..., :m]).reshape(-1, m)
         each, which = torch.unique(collected, dim=0, return_inverse=True)
-        first = order[:m]
-        entries = torch.cat([torch.ones_like(w[:m, :1]), -w[first]], -1) / var[first].sqrt()[:, None]
+        entries = root_entries(w[first], var[first])
         try:
             factors = [MultifrontalFactor(coarse.plan, [entries], one) for one in each]
         except NotPositiveDefiniteError:

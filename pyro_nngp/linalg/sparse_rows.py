@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from scipy.sparse import csr_array
 from torch import Tensor
@@ -27,4 +28,9 @@ class SparseRows(NamedTuple):
         return csr_array(entries, shape=(rows, num_columns))
 
 
-__all__ = ["SparseRows"]
+def root_entries(w: Float[Tensor, "n K"], var: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+    """Entries of V^-1/2 (I - A) at each point and its neighbors, from weights and variances of conditionals."""
+    return torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]
+
+
+__all__ = ["SparseRows", "root_entries"]

@@ -40,7 +40,7 @@ from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination, families_of
-from pyro_nngp.linalg.sparse_rows import SparseRows
+from pyro_nngp.linalg.sparse_rows import SparseRows, root_entries
 from pyro_nngp.linalg.sparse_triangular import ON_CPU_UP_TO, SparseTriangle, solve_triangular
 
 _DENSE_FASTER = 100  # a sparse matrix product takes this many times as long per flop as a dense one
@@ -177,8 +177,7 @@ class VecchiaFactor:
         if self.batch_shape:
             cure = "Take the precision of each set alone."
             fail("VecchiaFactor", "the precision", "of one set", f"batch_shape {tuple(self.batch_shape)}", cure)
-        w, var = self.w.detach().double(), self.var.detach().double()
-        return torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]
+        return root_entries(self.w.detach().double(), self.var.detach().double())
 
     @cached_property
     def _matrix(self) -> csr_array:
