@@ -36,6 +36,8 @@ from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
 from pyro_nngp.native import blocks as compiled
 from pyro_nngp.native import enabled, fronts
 
+_MANY = 16  # right-hand sides, for which products of matrices save more than calls for each front cost
+
 
 class MultifrontalFactor:
     """The Cholesky factor of P = R' R + diag(tau).
@@ -92,7 +94,7 @@ class MultifrontalFactor:
         """P^-1 right, in about two passes over the factor's entries."""
         plan = self._plan
         z = right.cpu().reshape(-1, right.shape[-1]).mT[plan.order].contiguous()
-        if enabled():
+        if enabled() and z.shape[1] < _MANY:
             z = fronts.solve(plan.sizes, plan.widths, plan.borders, self._stored, z)
         else:
             self._solve(z)

@@ -8,6 +8,10 @@ graph of pairs that share a family, which follows from a maximum matching (Köni
 share no family, so that the separators are the nodes of a binary tree whose leaves hold the other points, and each
 family lies on one path to the root.
 
+The width of a column is its mean absolute deviation in units of the mean distance of neighbors. A column that neighbors
+do not depend on, such as a covariate of the mean, has a width of at most 1, however heavy its tails, since no mean
+absolute deviation exceeds the mean distance of two independent values. Its range would be many times the distance.
+
 A node and all points that its elimination touches form a *front*: the points of the node first, then its border, which
 belongs to nodes nearer to the root. All matrices of the factorization are dense matrices of fronts.
 
@@ -109,19 +113,17 @@ def nested_dissection(
 
     Args:
         x: the points. Any coordinates give an order, and those in which families are small a good one.
-        tables: the points of each outer product, which may repeat. Columns are in units of the distances between the
-            first and the other points of a family of the first table.
+        tables: the points of each outer product, which may repeat. Columns are in units of the mean distance between
+            the first and the other points of a family of the first table.
         most: largest number of operations.
         leaf: largest number of points of a leaf.
 
     Returns:
         The order; None if it takes more operations than `most`.
     """
-    near, points = tables[0].cpu().numpy(), x.detach().double().cpu().numpy()
-    distance = np.abs(points[near[:, 1:]] - points[near[:, :1]]).mean((0, 1)) if near.shape[1] > 1 else 1.0
     width = max(table.shape[1] for table in tables)
     members = np.concatenate([_widened(table.cpu().numpy(), width) for table in tables])
-    nodes = _dissect(points / np.maximum(distance, 1e-300), members, leaf, most)
+    nodes = _dissect(in_units_of_distances(x, tables[0]), members, leaf, most)
     fronts = None if nodes is None else _fronts(nodes, members, [tuple(table.shape) for table in tables])
     return None if fronts is None or fronts.operations > most else fronts
 
@@ -130,6 +132,13 @@ def families_of(neighbors: Int[Tensor, "N K"]) -> Int[Tensor, "N k"]:
     """Columns of the root of the precision: each point and its neighbors, the point again where there is none."""
     rows = torch.arange(len(neighbors), device=neighbors.device)[:, None]
     return torch.cat([rows, torch.where(neighbors < 0, rows, neighbors)], -1)
+
+
+def in_units_of_distances(x: Float[Tensor, "N D"], families: Int[Tensor, "F k"]) -> np.ndarray:
+    """The points with each column in units of the mean distance between the first and the other points of a family."""
+    near, points = families.cpu().numpy(), x.detach().double().cpu().numpy()
+    distance = np.abs(points[near[:, 1:]] - points[near[:, :1]]).mean((0, 1)) if near.shape[1] > 1 else 1.0
+    return points / np.maximum(distance, 1e-300)
 
 
 def _widened(members: np.ndarray, width: int) -> np.ndarray:
@@ -146,7 +155,7 @@ def _dissect(x: np.ndarray, members: np.ndarray, leaf: int, most: float) -> np.n
     operations = 0.0
     while np.bincount(node[active]).max(initial=0) > leaf:
         at, upper = np.flatnonzero(active), np.zeros(len(x), bool)
-        upper[at] = _upper_half(x[at], node[at] - first, first)
+        upper[at] = upper_half(x[at], node[at] - first, first)
         cut = _cut(members, active, upper)
         if most < math.inf and len(cut) > _MOST_CUT * first:
             return None
@@ -160,14 +169,24 @@ def _dissect(x: np.ndarray, members: np.ndarray, leaf: int, most: float) -> np.n
     return node
 
 
-def _upper_half(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Whether each point lies in the upper half of its group, along the column in which the group is widest."""
+def upper_half(x: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Whether each point lies in the upper half of its group, along the column of largest mean absolute deviation.
+
+    Args:
+        x: the points, (N, D).
+        group: number of the group of each point, (N,).
+        count: of groups, some of which may be empty.
+    """
     sizes = np.bincount(group, minlength=count)
     starts, order = np.cumsum(sizes) - sizes, np.argsort(group, kind="stable")
     some = np.flatnonzero(sizes)
-    extent = np.maximum.reduceat(x[order], starts[some]) - np.minimum.reduceat(x[order], starts[some])
+
+    def means(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values, starts[some]) / sizes[some, None]
+
+    deviation = means(np.abs(x[order] - np.repeat(means(x[order]), sizes[some], 0)))
     widest = np.zeros(count, np.int64)
-    widest[some] = extent.argmax(-1)
+    widest[some] = deviation.argmax(-1)
     order = np.lexsort((x[np.arange(len(x)), widest[group]], group))
     rank = np.empty(len(x), np.int64)
     rank[order] = np.arange(len(x)) - starts[group[order]]

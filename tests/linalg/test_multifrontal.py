@@ -37,6 +37,8 @@ def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_col
     before = right.clone()
     torch.testing.assert_close(factor.solve(right), right @ inverse, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(factor.solve(right[0]), inverse @ right[0], rtol=1e-9, atol=1e-11)
+    many = normal(4, 5, len(root))  # in products of matrices
+    torch.testing.assert_close(factor.solve(many), many @ inverse, rtol=1e-9, atol=1e-11)
     assert torch.equal(right, before)
     assert factor.log_det == pytest.approx(float(torch.logdet(precision)), rel=1e-12)
     variances, (products,) = factor.moments
@@ -129,6 +131,15 @@ def test_entries_per_point_are_bounded_in_one_column_and_grow_slowly_in_two():
 
     assert entries(4000, 1) < 1.5 * entries(1000, 1)
     assert entries(4000, 2) < 1.6 * entries(1000, 2)  # a dense factor has four times as many
+
+
+def test_columns_that_neighbors_do_not_depend_on_leave_the_order_about_as_good():
+    """Covariates beside the place, some with heavy tails, whose range is many times the distance of neighbors."""
+    x = uniform(4000)
+    families, more = families_of(x, 6), normal(4000, 12)
+    wider = torch.cat([x, more, more[:, :3].exp() ** 3], -1)
+    alone, beside = (nested_dissection(points, [families], leaf=16).operations for points in (x, wider))
+    assert beside < 3 * alone  # 400 times, by ranges
 
 
 def test_more_operations_than_allowed_give_no_order():
