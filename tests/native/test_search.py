@@ -163,13 +163,13 @@ def test_one_far_point_does_not_slow_down_the_rest():
     def seconds(points):
         index = SearchIndex(torch.from_numpy(points), backend="kdtree")
         index.nearest(torch.from_numpy(points[:16]), 8)
-        start = time.process_time()
+        start = time.perf_counter()
         index.nearest(torch.from_numpy(points[:2000]), 8)
-        return time.process_time() - start
+        return time.perf_counter() - start
 
     close = RNG.random((20_000, 2)) * 1e-9
     with_far = np.concatenate([close, [[1.0, 1.0]]])
-    assert min(seconds(with_far) for _ in range(3)) < 15 * min(seconds(close) for _ in range(3))  # else a hundredfold
+    assert min(seconds(with_far) for _ in range(5)) < 15 * min(seconds(close) for _ in range(5))  # else a hundredfold
 
 
 # behind SearchIndex
