@@ -80,7 +80,7 @@ class CoregionalizedPrior(LatentPrior):
     def start(self, f: Float[Tensor, "T N"]) -> Float[Tensor, "L N"]:
         return f.new_zeros(self._loading.shape[-1], f.shape[-1])
 
-    def at(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "T N"]:
+    def at(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S T N"]:
         return self._none.at(u.double()).to(u)
 
     def divergence(self, loc: Float[Tensor, "L N"]) -> float:
@@ -113,21 +113,21 @@ class CoregionalizedPrior(LatentPrior):
         return self.covariance
 
     def level_step(
-        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
+        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """Solution as for one function; the constants of the outputs are solved for together."""
-        precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
+        slope = slope.masked_fill(~self._seen, 0.0)
         count = len(slope)
         steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
-        gains, rest = self._responses(steps[..., None].expand(-1, *slope.shape), precision, tolerance)
-        curvature = steps @ (precision * rest).sum(-1).mT
-        curvature = (curvature + curvature.mT) / 2
+        changes = steps[..., None].expand(-1, *slope.shape)
+        gain, curvature = self.coefficients(changes, precision)
+        gains = gain.transpose(0, 1)
         scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
-        strengths, axes = torch.linalg.eigh((curvature * scale * scale[:, None]).double())
-        gradient = torch.einsum("ctn,tn->c", rest.double(), slope.double())
+        strengths, axes = torch.linalg.eigh(curvature * scale * scale[:, None])
+        gradient = torch.einsum("ctn,tn->c", (changes - self.at(gains)).double(), slope.double())
         gradient = gradient + torch.einsum("cln,ln->c", gains.double(), self._none.prior_product(loc.double()))
         along = axes.mT @ (scale * gradient) / strengths.clamp(min=_LEAST)
-        change = scale * (axes @ along).to(slope)
+        change = (scale * (axes @ along)).to(slope)
         if limited:
             spread = self.variance.mean(-1).sqrt()
             spread = spread if constant.dim() else spread.mean()[None]
@@ -143,19 +143,13 @@ class CoregionalizedPrior(LatentPrior):
         size = (basis.square() * self._seen).mean((1, 2)).sqrt()
         unit = torch.where(size > 0, spread / size, 1.0)[:, None, None].to(basis)
         tolerance = min(1e-3, ACCURACY / self._seen.sum().item() ** 0.5)
-        gains, rest = (part / unit for part in self._responses(unit * basis, precision, tolerance))
-        smooth = torch.stack([self._none.prior_product(gain.double()) for gain in gains])
-        strength = (precision * rest).double()
-        curvature = gains.double().flatten(1) @ smooth.flatten(1).mT + rest.double().flatten(1) @ strength.flatten(1).mT
+        (posterior, near), zero = self._posterior_and_near(precision), self.start(basis[0])
+        each = [posterior.mean(change, zero, tolerance, near=near).to(basis) for change in unit * basis]
+        gains = torch.stack(each) / unit
+        rest, g = (basis - self.at(gains)).double(), gains.double()
+        curvature = g.flatten(1) @ self._none.prior_product(g).flatten(1).mT
+        curvature = curvature + rest.flatten(1) @ (precision * rest).flatten(1).mT
         return gains.transpose(0, 1), (curvature + curvature.mT) / 2
-
-    def _responses(
-        self, changes: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"], tolerance: float
-    ) -> tuple[Float[Tensor, "C L N"], Float[Tensor, "C T N"]]:
-        """Posterior means of the latent functions for each change of the observations, and what is left of it."""
-        (posterior, near), zero = self._posterior_and_near(precision), self.start(changes[0])
-        gains = [posterior.mean(change, zero, tolerance, near=near).to(changes) for change in changes]
-        return torch.stack(gains), torch.stack([c - self.at(gain) for c, gain in zip(changes, gains, strict=True)])
 
     def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
         """The same priors with other loadings."""

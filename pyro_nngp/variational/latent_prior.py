@@ -25,11 +25,9 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
-ACCURACY = 0.03
+ACCURACY = 0.1
 """Square root of the error of the precision of coefficients, in units of 1 / Var f."""
 _CLOSER = 0.03  # part of the tolerance where variances will be exact, which takes one or two more iterations
-_LEVEL = 100.0  # tolerances: accuracy of a step of the constant that others follow
-_LEVEL_ACCURACY = 0.3  # square root of the error of the curvature in the constant, in units of 1 / Var f
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
 
@@ -168,7 +166,7 @@ class LatentPrior:
         return gain, (curvature + curvature.mT) / 2
 
     def level_step(
-        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, tolerance: float, limited: bool
+        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
 
@@ -177,22 +175,18 @@ class LatentPrior:
             loc: means of u, whose error counts by its product with the error of the response.
             slope: gradient of the log density of the sites in f.
             precision: of the sites.
-            tolerance: as of :meth:`posterior_mean`.
             limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
                 anywhere.
         """
-        ones, unit = torch.ones_like(slope), average(self.variance, self._total).sqrt()  # of the solver's tolerance
-        enough = _LEVEL_ACCURACY / self._parts[1].num_rows ** 0.5  # of the curvature, to which errors count by squares
-        accuracy = min(_LEVEL * tolerance if limited else tolerance, enough)
-        gain = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), accuracy, 0.0) / unit
-        smooth, rest = gain.double(), (1 - gain).double()
-        curvature = smooth * self._factor.product(smooth) + rest * precision.double() * rest
-        gradient = rest * slope + smooth * self._factor.product(loc.double())
-        if constant.dim() and slope.dim() == 2:
-            change = self._total(gradient.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))
-        else:
-            change = self._total(gradient.sum()) / self._total(curvature.sum())
-        change = change.to(slope)
+        ones = slope.new_ones(1, slope.shape[-1])
+        gain, curvature = (part[..., 0, :] for part in self.coefficients(ones, precision))
+        smooth = gain.double()
+        gradient = self._total(
+            ((1 - smooth) * slope + smooth * self._factor.product(loc.double())).sum(-1, keepdim=True)
+        )
+        if not (constant.dim() and slope.dim() == 2):
+            gradient, curvature = gradient.sum(), curvature.sum()
+        change = (gradient / curvature).to(slope)
         if limited:
             spread = average(self.variance, self._total).sqrt()
             change = change.clamp(-spread, spread)
