@@ -174,9 +174,12 @@ class CoregionalizedObservations(ObservedGaussian):
         rest = given.loading(graph.x), ~given.rows.targets().isnan(), near, self.elimination(given)
         return CoregionalizedPrior(bound.covariances, graph, bound.jitter, *rest)
 
+    def can_profile(self, given: Any) -> bool:
+        return not given.has_factors and super().can_profile(given)
+
     def elimination(self, given: Any) -> Elimination | None:
-        """The order of elimination for all latent functions; None with Gaussian data, and for solved loadings."""
-        if given.has_factors or given.bound.likelihood.is_gaussian:
+        """The order of elimination for all latent functions; None with Gaussian data and loadings that are given."""
+        if given.bound.likelihood.is_gaussian and not given.has_factors:
             return None
         return self._cache.plan(given.graph, len(self.loc))
 
@@ -192,7 +195,7 @@ class CoregionalizedObservations(ObservedGaussian):
         self,
         read: Callable[[], Any],
         solution: SiteSolution,
-        latent: Any,
+        latent: CoregionalizedPrior,
         more: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     ) -> None:
         """Keep a solution for all rows, and compute the difference of evidences there.
@@ -200,22 +203,22 @@ class CoregionalizedObservations(ObservedGaussian):
         Args:
             read: as of :meth:`solve`.
             solution: sites and moments.
-            latent: has the covariances of the latent functions at each point as `covariance`.
+            latent: the priors, with the covariances of the latent functions at each point there.
             more: maps parameters to the gradient of what the evidence has in addition.
         """
         with torch.no_grad():
             self._put(read(), solution, latent)
             self.solved.fill_(True)
         with torch.enable_grad():
-            self._correct(read(), None, more)
+            self._correct(read(), latent, more)
 
-    def _correct(self, given: Any, posterior: CoregionalizedPrior | None, more: Any = None) -> None:
+    def _correct(self, given: Any, latent: CoregionalizedPrior | None, more: Any = None) -> None:
         def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
             prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
             return self._posterior(given, prior)
 
         def find(parameters: Sequence[Tensor]) -> Excess:
-            coupled = None if posterior is None else posterior.posterior_at
+            coupled = None if latent is None else latent.posterior_at
             found = coregionalized_excess(parameters, posterior_at, coupled)
             if more is None:
                 return found

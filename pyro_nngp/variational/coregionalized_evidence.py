@@ -34,7 +34,8 @@ from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
-from pyro_nngp.variational.evidence_excess import Excess
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.evidence_excess import Excess, added
 from pyro_nngp.variational.latent_evidence import (
     TOLERANCE,
     Moments,
@@ -155,8 +156,7 @@ def coregionalized_excess(
         q = posterior_at(rows)
         observed = q.log_evidence(q.prior).sum()
         difference = _along(of_evidence, q, rows) - observed
-        parts = torch.autograd.grad(difference, parameters, retain_graph=True, allow_unused=True)
-        gradient = [total if part is None else total + part for total, part in zip(gradient, parts, strict=True)]
+        gradient = added(gradient, torch.autograd.grad(difference, parameters, retain_graph=True, allow_unused=True))
         value += float(observed.detach())
     if not posterior.is_direct:
         return Excess(gradient, None)
@@ -170,13 +170,45 @@ def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: T
     total = (gradient.target[:, rows] * q.target[:, targets]).sum()
     total = total + (gradient.precision[:, rows] * q.precision[:, targets]).sum()
     total = total + (gradient.loading[rows] * q.loading[targets]).sum()
-    shared = len(q.prior.priors) == 1
-    w_bars, var_bars = ([torch.stack(bars).sum(0)] if shared else bars for bars in (gradient.w, gradient.var))
-    x, near = graph.x.double(), graph.neighbors[rows]
-    for prior, w_bar, var_bar in zip(q.prior.priors, w_bars, var_bars, strict=True):
-        kernel = bind_double(prior.kernel, graph.x.dtype)
-        w, var = graph_conditional(kernel, x[rows], x, near, jitter=jitter)
+    kernels = [prior.kernel for prior in q.prior.priors]
+    return total + _along_conditionals(list(zip(gradient.w, gradient.var, strict=True)), kernels, graph, jitter, rows)
+
+
+def _along_conditionals(
+    gradient: Sequence[tuple[Tensor, Tensor]], kernels: Sequence[Any], graph: NeighborGraph, jitter: float, rows: Tensor
+) -> Tensor:
+    """The inner product of a gradient with the conditionals of some rows, of each function or of one kernel for all."""
+    w_bars, var_bars = zip(*gradient, strict=True)
+    x, near, total = graph.x.double(), graph.neighbors[rows], gradient[0][1].new_zeros(())
+    if len(kernels) == 1:
+        w_bars, var_bars = ([torch.stack(bars).sum(0)] for bars in (w_bars, var_bars))
+    for kernel, w_bar, var_bar in zip(kernels, w_bars, var_bars, strict=True):
+        w, var = graph_conditional(bind_double(kernel, graph.x.dtype), x[rows], x, near, jitter=jitter)
         total = total + (w_bar[rows] * w).sum() + (var_bar[rows] * var).sum()
+    return total
+
+
+def parameters_gradient(
+    parameters: Sequence[Tensor],
+    gradient: Sequence[tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]],
+    kernels: Sequence[Any],
+    graph: NeighborGraph,
+    jitter: float,
+) -> list[Tensor]:
+    """Gradient in parameters of kernels from the one in weights and variances of each latent function's conditionals.
+
+    Args:
+        parameters: of the kernels, and others.
+        gradient: in the conditionals.
+        kernels: bound, with gradients; one for each latent function or one for all.
+        graph: the points and their neighbors.
+        jitter: relative nugget.
+    """
+    total = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
+    for rows in torch.arange(graph.num_points, device=graph.x.device).split(_ROWS):
+        with torch.enable_grad():
+            value = _along_conditionals(gradient, kernels, graph, jitter, rows)
+        total = added(total, torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True))
     return total
 
 

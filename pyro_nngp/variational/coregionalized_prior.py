@@ -164,6 +164,11 @@ class CoregionalizedPrior(LatentPrior):
             self._last = CoupledPosterior(self._factors, self._loading, precision, plan=self._plan)
         return self._last
 
+    @property
+    def factored(self) -> CoupledPosterior | None:
+        """The last posterior whose covariances came from a factor."""
+        return self._near
+
     def _posterior_and_near(self, precision: Tensor) -> tuple[CoupledPosterior, CoupledPosterior | None]:
         """The posterior, and one with a factor about there; None where it has one itself, or there is none."""
         posterior = self.posterior(precision)

@@ -205,7 +205,7 @@ def excess_gradient(
         error = target[:, rows] - (w * target[:, near.clamp(min=0)]).sum(-1)
         observed = -0.5 * (error.square() / spread + (2 * math.pi * spread).log()).sum()
         parts = torch.autograd.grad(latent - observed, inputs, retain_graph=True, allow_unused=True)
-        totals = _added(totals, parts)
+        totals = added(totals, parts)
         value += float(observed.detach())
     *totals, of_target, of_precision = totals
     moving = [
@@ -215,14 +215,15 @@ def excess_gradient(
         parts = torch.autograd.grad(
             [site for site, _ in moving], parameters, [bar for _, bar in moving], retain_graph=True, allow_unused=True
         )
-        totals = _added(totals, parts)
+        totals = added(totals, parts)
     *sums, value_of_all = graph.total(torch.cat([_flattened(totals), x.new_tensor([value])])).split(
         [*(part.numel() for part in totals), 1]
     )
     return [total.view_as(part) for total, part in zip(sums, totals, strict=True)], float(value_of_all)
 
 
-def _added(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> list[Tensor]:
+def added(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> list[Tensor]:
+    """Sums of gradients; None is zero."""
     return [total if part is None else total + part for total, part in zip(totals, parts, strict=True)]
 
 

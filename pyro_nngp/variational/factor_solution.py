@@ -16,8 +16,9 @@ The scale of a factor is found with all loadings on a sphere integrated out, so 
 logarithm: the prior does not shrink the loadings of a factor all together as far as they are known
 (:meth:`~pyro_nngp.loadings.FactorLoadings.radial_precision`).
 
-Cost: per round O((F N)^3) up to 3,000 latent values; then two solutions by conjugate gradients, and every fourth round
-the information. Symbols: N points, T outputs, F factors, P basis functions.
+Cost: per round a factor of the posterior precision with its moments, sparse or up to 3,000 latent values dense, and
+T (P + F) solutions with it. Where a sparse one is too large, two solutions by conjugate gradients, and every fourth
+round the information by blocks. Symbols: N points, T outputs, F factors, P basis functions.
 """
 
 import math
@@ -33,19 +34,23 @@ from pyro_nngp.linalg import cholesky, factor_inverse, factor_solve, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import BasisMean
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.coregionalized_evidence import parameters_gradient
+from pyro_nngp.variational.evidence_excess import added
+from pyro_nngp.variational.latent_evidence import number_of_draws
 from pyro_nngp.variational.loadings_information import (
     Block,
     blocks_of,
     complete_information,
     information_of_means,
     information_of_variances,
+    volume_gradient,
 )
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.site_solution import SiteSolution
 
 _WIDE = 10.0  # scale of the prior of coefficients, in spreads of f per standard deviation of a column
-_BLOCKS = 2  # of which gradients are computed; the others are taken to be like them
-_EVERY = 4  # rounds between informations of several blocks
+_EVERY = 4  # rounds between informations by blocks
 _SHORTEST = 1 / 64  # of a step
 _LONGEST = 2.0  # step, in standard deviations of a number given the factors, in root mean square
 _LEAST = 1e-3  # part of the information that is there when the factors are known
@@ -67,7 +72,7 @@ def solve_factors(q: Any, read: Callable[[], Any], loadings: FactorLoadings, max
     solution = FactorSolution(read(), q.latent_prior(read()), loadings, q.loc, q.covariance)
     solution.run(max_rounds, tolerance)
     found = solution.finish()
-    q.take(read, found, solution, lambda parameters: solution.volume_gradient(parameters, read))
+    q.take(read, found, solution.latent, lambda parameters: solution.volume_gradient(parameters, read))
 
 
 @torch.no_grad()
@@ -131,6 +136,9 @@ class FactorSolution:
         loadings: the loadings.
         loc: means of the factors to start from, (F, N).
         cov: their covariances, (N, F, F).
+
+    Attributes:
+        latent: the priors at the present loadings, with the covariances of the last round.
     """
 
     def __init__(
@@ -142,7 +150,7 @@ class FactorSolution:
         cov: Float[Tensor, "N F F"],
     ) -> None:
         rows, bound = given.rows, given.bound
-        self._latent, self._loadings, self._given = latent.at_loading(loadings.mode[None]), loadings, given
+        self.latent, self._loadings, self._given = latent.at_loading(loadings.mode[None]), loadings, given
         self._likelihood: Likelihood = rows.likelihood(bound)
         y = rows.targets()
         self._y = y.double() if y.is_floating_point() else y
@@ -165,13 +173,12 @@ class FactorSolution:
 
     def round(self) -> float:
         """One step and new covariances; returns the gain of the bound that its quadratic model promises."""
-        sites = self._sites(self._loading, self._coefficients, self.loc)
+        sites, posterior = self._sites_and_posterior()
         theta = torch.cat([self._coefficients, self._loading], -1)
-        posterior = self._latent.posterior(sites.precision)
         in_loc = posterior.transposed(sites.gradient) - posterior.prior_product(self.loc)
         in_theta = self._gradient(sites)
         complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(sites) - self._free_scale()
+        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
         root = _root(curvature, complete)
@@ -189,29 +196,24 @@ class FactorSolution:
 
     def finish(self) -> SiteSolution:
         """Put loadings and coefficients in place, with signs and order by convention; returns the sites and moments."""
-        self._turn()
-        sites = self._update_covariance()
+        if self._turn() or self.latent.factored is None:
+            self._update_covariance()
+        sites, _ = self._sites_and_posterior()
         self._loadings.set_mode(self._loading)
         if self._mean is not None:
             self._mean.assign(self._coefficients.mT)
-        return SiteSolution(self._targets(sites), sites.precision, self.loc, self._variance())
-
-    @property
-    def covariance(self) -> Float[Tensor, "N F F"]:
-        """Covariances of the factors at each point."""
-        return self._cov
+        return SiteSolution(self._targets(sites), sites.precision, self.loc, sites.variance)
 
     def information(self) -> Float[Tensor, "TPF TPF"]:
         """Information on coefficients and loadings, output by output, with all factors integrated out."""
-        sites = self._sites(self._loading, self._coefficients, self.loc)
+        sites, posterior = self._sites_and_posterior()
         complete = self._complete_information(sites)
         count, p = len(self._loading), self._basis.shape[1]
-        missing = torch.zeros_like(torch.block_diag(*complete))
+        missing = self._information_of_means(posterior)
         by_output = missing.view(count, complete.shape[1], count, complete.shape[1])
         for block in self._all_blocks():
-            posterior = self._posterior_at(block, sites)
-            missing += information_of_means(block, posterior, self._basis, self.loc)
-            by_output[:, p:, :, p:] += information_of_variances(posterior)
+            part = posterior if posterior.is_dense else block.posterior(self._loading, sites.precision)
+            by_output[:, p:, :, p:] += information_of_variances(part)
         root = _root(torch.block_diag(*complete) - missing - self._free_scale(), complete)
         return root @ root.mT
 
@@ -224,29 +226,36 @@ class FactorSolution:
             parameters: parameters of the kernels, and others.
             read: returns data, neighbors and hyperparameters, with gradients.
         """
-        sites = self._sites(self._loading, self._coefficients, self.loc)
+        given, jitter = read(), self._given.bound.jitter
+        sites, posterior = self._sites_and_posterior()
         complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(sites) - self._free_scale()
+        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
         inverse = factor_inverse(_root(curvature, complete))
-        linear = self._loading.mT @ (sites.precision * self._targets(sites))
-        blocks, gradient = self._all_blocks(), [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
-        some = blocks[:: math.ceil(len(blocks) / _BLOCKS)]
-        for block in some:
-            with torch.enable_grad():
-                info = block.information(read().bound, self._loading, self._basis, linear, sites.precision)
-                value = -(inverse * info).sum() / 2 * len(blocks) / len(some)
-            parts = torch.autograd.grad(value, parameters, allow_unused=True)
-            gradient = [total if part is None else total + part for total, part in zip(gradient, parts, strict=True)]
-        return gradient
+        total = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
+        for rows, graph, part in self._parts(posterior):
+            basis, loc = self._basis[rows], self.loc[:, rows]
+            found = volume_gradient(part, inverse, basis, loc, _white(len(inverse), loc))
+            total = added(total, parameters_gradient(parameters, found, given.bound.covariances, graph, jitter))
+        return total
 
     # Parts of a round.
 
-    def _update_covariance(self) -> _Sites:
-        """Covariances of the factors at the sites of the present means; returns the sites."""
+    def _update_covariance(self) -> None:
+        """Covariances of the factors at the sites of the present means."""
         sites = self._sites(self._loading, self._coefficients, self.loc)
-        self._latent = self._latent.at_loading(self._loading[None])
-        self._cov = self._latent.posterior_covariance(sites.precision).double()
-        return sites
+        self.latent = self.latent.at_loading(self._loading[None])
+        self._cov = self.latent.posterior_covariance(sites.precision).double()
+
+    def _sites_and_posterior(self) -> tuple[_Sites, CoupledPosterior]:
+        """Sites, and q(u) under their precisions.
+
+        Where there is a factor they have the precisions of the last one, which differ by what the covariances have
+        changed since: their gradient, which a step brings to zero, is the present one.
+        """
+        sites, last = self._sites(self._loading, self._coefficients, self.loc), self.latent.factored
+        if last is None:
+            return sites, self.latent.posterior(sites.precision)
+        return sites._replace(precision=last.precision), last
 
     def _sites(self, loading: Tensor, coefficients: Tensor, loc: Tensor) -> _Sites:
         mean = self._fixed + coefficients @ self._basis.mT + loading @ loc
@@ -302,7 +311,7 @@ class FactorSolution:
         rest = theta - center
         prior = (self._prior_precision() * rest.square()).sum()
         prior = prior - rest.reshape(-1) @ self._free_scale() @ rest.reshape(-1)
-        return float(value.sum()) - self._latent.divergence(loc) - float(prior) / 2
+        return float(value.sum()) - self.latent.divergence(loc) - float(prior) / 2
 
     def _take(self, theta: Tensor, step: Tensor, move: Tensor) -> None:
         """Go along a step, as far as the bound at fixed covariances rises."""
@@ -322,20 +331,24 @@ class FactorSolution:
         """C step."""
         return self._loading.mT @ (sites.precision * (step @ self._design().mT))
 
-    def _missing_information(self, sites: _Sites) -> Float[Tensor, "TPF TPF"]:
-        blocks = self._all_blocks()
-        if self._missing is None or len(blocks) == 1 or self._rounds % _EVERY == 0:
-            parts = [
-                information_of_means(block, self._posterior_at(block, sites), self._basis, self.loc) for block in blocks
-            ]
-            self._missing = torch.stack(parts).sum(0)
+    def _missing_information(self, posterior: CoupledPosterior) -> Float[Tensor, "TPF TPF"]:
+        """What the factors are unknown, by means alone."""
+        if self._missing is None or posterior.is_direct or self._rounds % _EVERY == 0:
+            self._missing = self._information_of_means(posterior)
         return self._missing
 
-    def _posterior_at(self, block: Block, sites: _Sites) -> CoupledPosterior:
-        """q(u) at the points of a block; the one of all points where these are the block."""
-        whole = self._latent.posterior(sites.precision)
-        alone = len(self._all_blocks()) == 1 and whole.is_dense
-        return whole if alone else block.posterior(self._loading, sites.precision)
+    def _information_of_means(self, posterior: CoupledPosterior) -> Float[Tensor, "TPF TPF"]:
+        parts = self._parts(posterior)
+        each = [information_of_means(part, self._basis[rows], self.loc[:, rows]) for rows, _, part in parts]
+        return torch.stack(each).sum(0)
+
+    def _parts(self, posterior: CoupledPosterior) -> list[tuple[Tensor, NeighborGraph, CoupledPosterior]]:
+        """Rows, graph and q(u) of all points, or of blocks where the precision has no factor."""
+        if posterior.is_direct:
+            graph = self._given.graph
+            return [(torch.arange(graph.num_points, device=self.loc.device), graph, posterior)]
+        blocks = self._all_blocks()
+        return [(each.rows, each.graph, each.posterior(self._loading, posterior.precision)) for each in blocks]
 
     def _all_blocks(self) -> list[Block]:
         if not self._blocks:
@@ -343,16 +356,30 @@ class FactorSolution:
             self._blocks = blocks_of(given.bound.covariances, given.graph, size, given.bound.jitter)
         return self._blocks
 
-    def _turn(self) -> None:
-        """Principal axes where all factors share a kernel; and signs such that loadings add up to a positive number."""
+    def _turn(self) -> bool:
+        """Principal axes where all factors share a kernel, and signs such that loadings add up to a positive number.
+
+        Returns whether that changed the loadings.
+        """
         scaled = self._loading / self._loadings.unit.double()[:, None]
-        turn = torch.eye(scaled.shape[1]).to(scaled)
+        unit = torch.eye(scaled.shape[1]).to(scaled)
+        turn = unit
         if len(self._given.bound.covariances) == 1:
             turn = torch.linalg.svd(scaled, full_matrices=False)[2].mT
-            turn = turn if turn.shape[0] == turn.shape[1] else torch.eye(scaled.shape[1]).to(scaled)
-        total = (scaled @ turn).sum(0)
-        turn = turn * torch.where(total < 0, -1.0, 1.0)
+            turn = turn if turn.shape[0] == turn.shape[1] else unit
+        turn = turn * torch.where((scaled @ turn).sum(0) < 0, -1.0, 1.0)
+        if torch.equal(turn, unit):
+            return False
         self._loading, self.loc, self._cov = self._loading @ turn, turn.mT @ self.loc, turn.mT @ self._cov @ turn
+        return True
+
+
+def _white(size: int, like: Float[Tensor, "F N"]) -> tuple[Float[Tensor, "S q"], Float[Tensor, "S F N"]]:
+    """Standard normal values for a gradient, the same ones each time."""
+    generator, count = torch.Generator().manual_seed(0), number_of_draws(like.numel())
+    shapes = (count, size), (count, *like.shape)
+    first, second = (torch.randn(s, generator=generator, device="cpu", dtype=torch.float64) for s in shapes)
+    return first.to(like), second.to(like)
 
 
 def _root(curvature: Tensor, complete: Float[Tensor, "T p p"]) -> Tensor:

@@ -24,7 +24,6 @@ from pyro_nngp.neighbors import NeighborGraph
 MOST_OPERATIONS = 4e11
 """Most multiplications of a factorization with moments: 12 s on one core."""
 _MANY = 95_000  # points: of more points there may be more operations, in proportion
-_MOST_COUPLED = 1e11  # the same for coupled functions: an evaluation of their bound takes several
 _NEAR = 0.1  # mean difference of logarithms of conditional variances
 _ROUNDING = 8  # of values that are the same, in units of their dtype
 _MOST_MEMBERS = 6_000_000  # of all families: an order for more takes longer than iterations
@@ -42,7 +41,7 @@ def elimination_of(graph: NeighborGraph, num_coupled: int | None = None, larger:
     if isinstance(graph, ShardedGraph) or (num_coupled or 1) * families.numel() > _MOST_MEMBERS:
         return None
     if num_coupled is not None:
-        return coupled_elimination(graph.x, graph.neighbors, num_coupled, larger * _MOST_COUPLED)
+        return coupled_elimination(graph.x, graph.neighbors, num_coupled, larger * MOST_OPERATIONS)
     return nested_dissection(graph.x, [families], larger * MOST_OPERATIONS * max(1.0, len(graph.x) / _MANY))
 
 

@@ -50,6 +50,7 @@ from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.factor_solution import regression_of
+from pyro_nngp.variational.factored_posterior import elimination_of
 
 MOST_VALUES = 5000
 """Most values of all factors for which draws take a minute or two."""
@@ -87,7 +88,7 @@ def draw_loadings(
     regression, (target, precision) = regression_of(given, loadings), q.observations(given)
     target = target.double() + regression.coefficients @ regression.basis.mT
     parts = q.loc, target, precision, regression.basis, (regression.center, regression.precision)
-    plan, stream = q.elimination(given), RandomStream(0, [q.loc.device.index] if q.loc.is_cuda else [])
+    plan, stream = elimination_of(given.graph), RandomStream(0, [q.loc.device.index] if q.loc.is_cuda else [])
     draws: list[Tensor] = []
     with stream:
         chain = LoadingsChain(loadings, kernels, medians, given.graph, given.bound.jitter, *parts, plan)

@@ -13,90 +13,63 @@ data with known factors, less the variance of its score under q (Louis 1982):
 The second term comes from means, the third from variances: without it, intervals of correlations are too narrow.
 Residuals of sites are left out, so that the first two terms are positive definite together.
 
-Points are taken in blocks of neighbors with at most 3,000 latent values, as if blocks were independent: what two blocks
-say of each other through the factors is left out.
+The gradient of :math:`-\tfrac12 \mathrm{tr}(M I)` at fixed M, sites and loadings, by means alone, is one in the
+conditionals of each factor. With the columns B of a root of M, :math:`h = B z` and :math:`y = P^{-1} C h` for standard
+normal z, :math:`v = P^{-1} H z'` with :math:`H_i H_i^\top = \sum_p \tau_{pi} M_{pp}` at the factors, and the gradient g
+in :math:`m = P^{-1} A^\top \mathrm{diag}(\tau)\, t`, it is that of
 
-Cost: O((F N)^3) up to 3,000 values, then O(N) blocks of this size; O(F^4 T N^2) for Q of a block. Symbols: N points, T
-outputs, F factors, P basis functions.
+.. math:: \tfrac12 E\big[v^\top P v - y^\top P y\big] - g^\top P^{-1} P\, m
+
+in the second P's of each term alone, which are quadratic forms of the conditionals.
+
+Where the posterior precision has no factor, points are taken in blocks of neighbors with at most 3,000 latent values,
+as if blocks were independent: what two blocks say of each other through the factors is left out. For Q they always are.
+
+Cost: T (P + F) solutions with the factor, or O(N) blocks of 3,000 values; O(F^4 T N^2) for Q of a block; a few draws
+for the gradient. Symbols: N points, T outputs, F factors, P basis functions, S and R draws.
 
 Reference: Louis (1982), "Finding the observed information matrix when using the EM algorithm", JRSS B.
 """
 
 from collections.abc import Sequence
 from itertools import product
-from typing import cast
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_nngp.bound import Bound
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import NNGPs
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import cholesky, half_solve
+from pyro_nngp.linalg import VecchiaFactor, cholesky
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
-from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
+from pyro_nngp.linalg.nested_dissection import families_of, in_units_of_distances, upper_half
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.latent_evidence import moments_of_draws
 
 MOST_VALUES = 3000
 """Latent values of a block."""
 
 
-class Block:
+class Block(NamedTuple):
     """Some points with the priors of the factors on these points alone.
 
-    Args:
+    Attributes:
         rows: numbers of the points.
         factors: (I - A, V) of each factor.
         graph: of these points.
     """
 
-    def __init__(self, rows: Int[Tensor, " n"], factors: Sequence[VecchiaFactor], graph: NeighborGraph) -> None:
-        self.rows, self.factors, self._graph = rows, factors, graph
+    rows: Int[Tensor, " n"]
+    factors: Sequence[VecchiaFactor]
+    graph: NeighborGraph
 
     def posterior(self, loading: Float[Tensor, "T F"], precision: Float[Tensor, "T N"]) -> CoupledPosterior:
         """q(u) at these points, by a dense factor."""
         return CoupledPosterior(self.factors, loading[None], precision[:, self.rows], dense_up_to=2**31)
-
-    def information(
-        self,
-        bound: Bound,
-        loading: Float[Tensor, "T F"],
-        basis: Float[Tensor, "N P"],
-        linear: Float[Tensor, "F N"],
-        precision: Float[Tensor, "T N"],
-    ) -> Float[Tensor, "TPF TPF"]:
-        """What these points say of coefficients and loadings, by means alone; with gradients in the kernels.
-
-        Args:
-            bound: hyperparameters with gradients.
-            loading: A.
-            basis: basis functions.
-            linear: A' diag(tau) t of the sites.
-            precision: their precisions.
-        """
-        size, n, tau, near = loading.shape[1], len(self.rows), precision[:, self.rows], self._graph.neighbors
-        dense = []
-        for kernel in bound.covariances:
-            prior = NNGP(kernel, self._graph, self._graph.batch(), jitter=bound.jitter, validate_args=False)
-            w, var = (part.double() for part in prior.conditionals)
-            weights = w.new_zeros(n, n).scatter_add(1, near.clamp(min=0), w.masked_fill(near < 0, 0.0))
-            root = (torch.eye(n).to(w) - weights) / var.sqrt()[:, None]
-            dense.append(root.mT @ root)
-        total = torch.block_diag(*(dense * size if len(dense) == 1 else dense)).view(size, n, size, n)
-        gram = torch.einsum("tl,tn,tk->lkn", loading, tau, loading)
-        total = total + torch.diag_embed(gram).transpose(1, 2)
-        tril = cholesky(total.reshape(size * n, size * n), 0.0)
-        half = half_solve(tril, torch.eye(size * n).to(total))
-        cov = half.mT @ half
-        loc = (cov @ linear[:, self.rows].reshape(-1, 1)).view(size, n)
-        at_points = cov.view(size, n, size, n).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
-        complete = complete_information(basis[self.rows], loc, at_points, tau)
-        design = torch.cat([basis[self.rows], loc.mT], -1)
-        cross = torch.einsum("pn,pl,nk->lnpk", tau, loading, design).reshape(size * n, -1)
-        return torch.block_diag(*complete) - cross.mT @ cov @ cross
 
 
 def blocks_of(kernels: Sequence[Covariance], graph: NeighborGraph, num_factors: int, jitter: float) -> list[Block]:
@@ -128,16 +101,55 @@ def complete_information(
 
 
 def information_of_means(
-    block: Block,
+    posterior: CoupledPosterior, basis: Float[Tensor, "N P"], loc: Float[Tensor, "F N"]
+) -> Float[Tensor, "TPF TPF"]:
+    """C' P^-1 C.
+
+    Args:
+        posterior: with a factor, and the same loadings at all points.
+        basis: basis functions at its points.
+        loc: means of the factors there.
+    """
+    design = torch.cat([basis, loc.mT], -1)
+    cross = torch.einsum("pn,pl,nk->pkln", posterior.precision, posterior.loading[0], design).flatten(0, 1)
+    return cross.flatten(1) @ posterior.solve(cross).flatten(1).mT
+
+
+def volume_gradient(
     posterior: CoupledPosterior,
+    inverse: Float[Tensor, "TPF TPF"],
     basis: Float[Tensor, "N P"],
     loc: Float[Tensor, "F N"],
-) -> Float[Tensor, "TPF TPF"]:
-    """C' P^-1 C of a block."""
-    design = torch.cat([basis, loc.mT], -1)[block.rows]
-    cross = torch.einsum("pn,pl,nk->lnpk", posterior.precision, posterior.loading[0], design)
-    half = half_solve(posterior.tril, cross.reshape(len(loc) * len(design), -1))
-    return half.mT @ half
+    white: tuple[Float[Tensor, "S TPF"], Float[Tensor, "R F N"]],
+) -> list[tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]]:
+    """Gradient of -tr(M I) / 2 in weights and variances of the conditionals of each factor.
+
+    Args:
+        posterior: as of :func:`information_of_means`, as the next two.
+        basis: basis functions.
+        loc: means of the factors.
+        inverse: M.
+        white: standard normal z and z'.
+    """
+    loading, tau, p = posterior.loading[0], posterior.precision, basis.shape[1]
+    design, count = torch.cat([basis, loc.mT], -1), len(loading)
+    by_output = inverse.view(count, -1, count, design.shape[1]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    at_points = torch.einsum("tn,tlk->nlk", tau, by_output[:, p:, p:])
+    values, axes = torch.linalg.eigh(at_points)
+    h = (white[0] @ cholesky(inverse, 0.0).mT).view(-1, count, design.shape[1])
+    y = posterior.solve(posterior.transposed(tau * (h @ design.mT)))
+    v = posterior.solve(torch.einsum("nlk,nk,skn->sln", axes, values.clamp(min=0).sqrt(), white[1]))
+    in_loc = torch.einsum("stn,tn,stk->kn", posterior.at(y), tau, h[..., p:]) / len(h)
+    in_loc -= torch.einsum("tn,tlk,nk->ln", tau, by_output[:, p:], design)
+    back, result = posterior.solve(in_loc), []
+    for number, factor in enumerate(posterior.factors):
+        along = [moments_of_draws(factor, part[:, number]) for part in (y, v)]
+        along += [moments_of_draws(factor, loc[number][None] + sign * back[number]) for sign in (1, -1)]
+        cross, residual = (of_y - of_v + (plus - minus) / 2 for of_y, of_v, plus, minus in zip(*along, strict=True))
+        result.append(
+            (cross.masked_fill(factor.neighbors < 0, 0.0) / factor.var[:, None], residual / (2 * factor.var.square()))
+        )
+    return result
 
 
 def information_of_variances(posterior: CoupledPosterior) -> Float[Tensor, "T F T F"]:
@@ -153,20 +165,12 @@ def information_of_variances(posterior: CoupledPosterior) -> Float[Tensor, "T F 
 
 
 def _halved(graph: NeighborGraph, most: int) -> list[Int[Tensor, " n"]]:
-    """Points in groups, halved along the widest column in units of the distances between neighbors."""
-    x, near = graph.x[: graph.num_points].double(), graph.neighbors
-    distance = (x[:, None] - x[near.clamp(min=0)]).abs().masked_fill((near < 0)[..., None], 0.0)
-    units = x / distance.mean((0, 1)).clamp(min=torch.finfo(x.dtype).tiny)
-    groups = [torch.arange(len(x), device=x.device)]
-    while len(groups[0]) > most:
-        groups = [half for rows in groups for half in _halves(units, rows)]
-    return groups
-
-
-def _halves(x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-    own = x[rows]
-    order = own[:, (own.amax(0) - own.amin(0)).argmax()].argsort()
-    return rows[order].tensor_split(2)
+    """Points in groups, halved as for nested dissection."""
+    x, families = graph.x[: graph.num_points], families_of(graph.neighbors.long())
+    units, group, count = in_units_of_distances(x, families), np.zeros(len(x), np.int64), 1
+    while len(x) > most * count:
+        group, count = 2 * group + upper_half(units, group, count), 2 * count
+    return [torch.from_numpy(np.flatnonzero(group == number)).to(x.device) for number in range(count)]
 
 
 __all__ = [
