@@ -326,6 +326,7 @@ class Coregionalized(Posterior):
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
         """The rows and the nearest others of each."""
+        self._check_neighbors(num_neighbors, self.rows.num_rows - 1)
         return rows, self.graph.others(num_neighbors, rows)
 
     def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, " I"]:

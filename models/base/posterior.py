@@ -322,6 +322,7 @@ class Observed(Posterior):
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """The rows, the distinct rows among the nearest others of all, and the positions of these among them."""
+        self._check_neighbors(num_neighbors, self.rows.num_rows - 1)
         return rows, *distinct_rows(self.graph.others(num_neighbors, rows))
 
     def leave_one_out(self, others: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "*T I"]:
