@@ -89,6 +89,17 @@ class Alternating(Protocol):
 
 
 @runtime_checkable
+class Staged(Protocol):
+    """A method that is trained on some of its rows first, where a solution for all rows takes long."""
+
+    def first_stage(self, seed: int) -> AbstractContextManager[Any]:
+        """A context whose value is a copy on these rows, None where training starts with all.
+
+        At its end the method has the hyperparameters of the copy, and all else of it that does not belong to rows.
+        """
+
+
+@runtime_checkable
 class HoldsOut(Protocol):
     """A method whose loss goes on falling while its predictions get worse: rows held out of training tell when."""
 

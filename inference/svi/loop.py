@@ -60,6 +60,7 @@ from pyro_nngp.inference.protocols import (
     Program,
     Refreshable,
     Solvable,
+    Staged,
     Trainable,
     has_program,
     offers,
@@ -188,8 +189,10 @@ def fit(
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     solving = can_solve if solve_every is None else solve_every > 0
 
-    def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
-        trainer = Trainer(
+    def trainer_of(
+        method: Trainable, num_data: int, validation: Validation | None, checkpoint: Checkpoint | None
+    ) -> Trainer:
+        return Trainer(
             method,
             num_steps=num_steps,
             batch_size=batch_size,
@@ -208,13 +211,25 @@ def fit(
             seed=seed,
             replay=replay,
         )
+
+    def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
+        trainer = trainer_of(method, num_data, validation, checkpoint)
         state = trainer.state
         path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
         alone = exclusive_checkpoint("fit", path)
-        with alone, state.random, state.sparse_gradients(), deferred_interrupt() as pressed:
-            trainer.resume()
-            trainer.train(callback, max_seconds, pressed, progress)
-            trainer.keep_best()
+        with alone, deferred_interrupt() as pressed:
+            if trainer.automatic and solving and isinstance(method, Staged) and not trainer.has_checkpoint():
+                with method.first_stage(seed) as part:
+                    if part is not None:
+                        stage = trainer_of(part, part.num_data, None, None)
+                        with stage.state.random, stage.state.sparse_gradients():
+                            stage.resume()
+                            stage.train(None, max_seconds, pressed, progress)
+                trainer.refresh_if_moved()
+            with state.random, state.sparse_gradients():
+                trainer.resume()
+                trainer.train(callback, max_seconds, pressed, progress)
+                trainer.keep_best()
         trainer.interrupted = bool(pressed)
         return trainer
 

@@ -153,9 +153,20 @@ class Trainer:
         self.steps_back, self.converged, self.ended, self.started = 0, False, False, time.perf_counter()
         self.interrupted = False  # by Ctrl-C
 
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return self.store is not None and self.store.exists()
+
+    def refresh_if_moved(self) -> bool:
+        """Search for neighbors anew if what determines them has moved since the last search, and is left to us."""
+        moved = self.refresh_every is None and self._metric_moved()
+        if moved:
+            self._refresh()
+        return moved
+
     def resume(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve and score once, where that is asked for."""
-        if self.store is not None and self.store.exists():
+        if self.has_checkpoint():
             self._load()
             self.ended = self.converged or self._out_of_patience()
             self.solved_at = self.state.step
@@ -230,9 +241,7 @@ class Trainer:
         if self.best_parameters and not self.objective <= self.plateau.best + self.tolerance:
             self._restore_best_round()
             return
-        moved = self.refresh_every is None and self._metric_moved()
-        if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
-            self._refresh()
+        moved = self.refresh_if_moved()  # after the checkpoint is written, so that a resumed run starts from before
         if self.profiling or (self.solving and (moved or self.solved_at != self.state.step)):
             self._solve()
 
@@ -329,9 +338,7 @@ class Trainer:
         if ends:
             stalled = self.stalls == _STALLS
             self.round_start, self.stalls = state.step, 0
-            refreshed = self.refresh_every is None and self._metric_moved()
-            if refreshed:
-                self._refresh()
+            refreshed = self.refresh_if_moved()
             if self.solving:
                 self._solve()
             if not largest:

@@ -178,11 +178,11 @@ def _along_conditionals(
     gradient: Sequence[tuple[Tensor, Tensor]], kernels: Sequence[Any], graph: NeighborGraph, jitter: float, rows: Tensor
 ) -> Tensor:
     """The inner product of a gradient with the conditionals of some rows, of each function or of one kernel for all."""
-    w_bars, var_bars = zip(*gradient, strict=True)
-    x, near, total = graph.x.double(), graph.neighbors[rows], gradient[0][1].new_zeros(())
     if len(kernels) == 1:
-        w_bars, var_bars = ([torch.stack(bars).sum(0)] for bars in (w_bars, var_bars))
-    for kernel, w_bar, var_bar in zip(kernels, w_bars, var_bars, strict=True):
+        w_bars, var_bars = zip(*gradient, strict=True)
+        gradient = [(torch.stack(w_bars).sum(0), torch.stack(var_bars).sum(0))]
+    x, near, total = graph.x.double(), graph.neighbors[rows], gradient[0][1].new_zeros(())
+    for kernel, (w_bar, var_bar) in zip(kernels, gradient, strict=True):
         w, var = graph_conditional(bind_double(kernel, graph.x.dtype), x[rows], x, near, jitter=jitter)
         total = total + (w_bar[rows] * w).sum() + (var_bar[rows] * var).sum()
     return total
