@@ -225,7 +225,8 @@ def fit(
                         with stage.state.random, stage.state.sparse_gradients():
                             stage.resume()
                             stage.train(None, max_seconds, pressed, progress)
-                trainer.refresh_if_moved()
+                if part is not None:
+                    trainer.skip_subsamples()
             with state.random, state.sparse_gradients():
                 trainer.resume()
                 trainer.train(callback, max_seconds, pressed, progress)

@@ -157,12 +157,12 @@ class Trainer:
         """Whether there is a checkpoint to resume from."""
         return self.store is not None and self.store.exists()
 
-    def refresh_if_moved(self) -> bool:
-        """Search for neighbors anew if what determines them has moved since the last search, and is left to us."""
-        moved = self.refresh_every is None and self._metric_moved()
-        if moved:
-            self._refresh()
-        return moved
+    def skip_subsamples(self) -> None:
+        """Start with all rows, and with neighbors for the present hyperparameters, which some rows have determined."""
+        rows = self.state.batches
+        while self.optimizer == "lbfgs" and not rows.grown:
+            rows.grow()
+        self._refresh_if_moved()
 
     def resume(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve and score once, where that is asked for."""
@@ -241,7 +241,7 @@ class Trainer:
         if self.best_parameters and not self.objective <= self.plateau.best + self.tolerance:
             self._restore_best_round()
             return
-        moved = self.refresh_if_moved()  # after the checkpoint is written, so that a resumed run starts from before
+        moved = self._refresh_if_moved()  # after the checkpoint is written, so that a resumed run starts from before
         if self.profiling or (self.solving and (moved or self.solved_at != self.state.step)):
             self._solve()
 
@@ -338,7 +338,7 @@ class Trainer:
         if ends:
             stalled = self.stalls == _STALLS
             self.round_start, self.stalls = state.step, 0
-            refreshed = self.refresh_if_moved()
+            refreshed = self._refresh_if_moved()
             if self.solving:
                 self._solve()
             if not largest:
@@ -394,6 +394,13 @@ class Trainer:
         if self.solving:
             return self._solve_period() * math.ceil(least / self._solve_period())
         return min(most, max(least, self.state.steps_per_epoch()))
+
+    def _refresh_if_moved(self) -> bool:
+        """Search for neighbors anew if what determines them has moved since the last search, and is left to us."""
+        moved = self.refresh_every is None and self._metric_moved()
+        if moved:
+            self._refresh()
+        return moved
 
     def _refresh(self) -> None:
         self.method.refresh_neighbors()
