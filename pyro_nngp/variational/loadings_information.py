@@ -13,14 +13,13 @@ data with known factors, less the variance of its score under q (Louis 1982):
 The second term comes from means, the third from variances: without it, intervals of correlations are too narrow.
 Residuals of sites are left out, so that the first two terms are positive definite together.
 
-The gradient of :math:`-\tfrac12 \mathrm{tr}(M I)` at fixed M, sites and loadings, by means alone, is one in the
-conditionals of each factor. With the columns B of a root of M, :math:`h = B z` and :math:`y = P^{-1} C h` for standard
-normal z, :math:`v = P^{-1} H z'` with :math:`H_i H_i^\top = \sum_p \tau_{pi} M_{pp}` at the factors, and the gradient g
-in :math:`m = P^{-1} A^\top \mathrm{diag}(\tau)\, t`, it is that of
+The gradient of :math:`-\tfrac12 \mathrm{tr}(M I)` at fixed M, sites and loadings, by means alone, is that of
 
-.. math:: \tfrac12 E\big[v^\top P v - y^\top P y\big] - g^\top P^{-1} P\, m
+.. math:: \tfrac12 E\big[v^\top P v - y^\top P y\big] - b^\top P\, m
 
-in the second P's of each term alone, which are quadratic forms of the conditionals.
+in the P's that are written there, whose quadratic forms are sums over the conditionals of each factor, with v, y, b and
+m held. For standard normal z and z', :math:`y = P^{-1} C B z` with a root B of M, :math:`v = P^{-1} H z'` with
+:math:`H_i H_i^\top = \sum_p \tau_{pi} M_{pp}` at the factors, and :math:`b = P^{-1} g` with the gradient g in m.
 
 Where the posterior precision has no factor, points are taken in blocks of neighbors with at most 3,000 latent values,
 as if blocks were independent: what two blocks say of each other through the factors is left out. For Q they always are.
@@ -50,6 +49,7 @@ from pyro_nngp.linalg.nested_dissection import families_of, in_units_of_distance
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.latent_evidence import moments_of_draws
 
+_RIGHT_SIDES = 256  # of solutions at once
 MOST_VALUES = 3000
 """Latent values of a block."""
 
@@ -112,7 +112,8 @@ def information_of_means(
     """
     design = torch.cat([basis, loc.mT], -1)
     cross = torch.einsum("pn,pl,nk->pkln", posterior.precision, posterior.loading[0], design).flatten(0, 1)
-    return cross.flatten(1) @ posterior.solve(cross).flatten(1).mT
+    some = cross.split(_RIGHT_SIDES)  # the copies of a solution are of these alone
+    return torch.cat([posterior.solve(part).flatten(1) @ cross.flatten(1).mT for part in some])
 
 
 def volume_gradient(
