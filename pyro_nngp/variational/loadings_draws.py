@@ -8,6 +8,9 @@ which stand for the likelihood (:mod:`pyro_nngp.variational.coregionalized`). A 
   held, so that the factor moves along, and once with the factor held, where the scale moves along:
   :math:`(a_{\cdot f}, u_f) \to (s\, a_{\cdot f}, u_f / s)` leaves f as it is. Range and scale of a factor are hardly
   told apart within a window of a few ranges, so that proposals follow their correlation in the chain so far;
+* for each factor f and each other one or basis function g, the s of :math:`(u_f, a_{\cdot g}) \to (u_f + s u_g,
+  a_{\cdot g} - s a_{\cdot f})`, which leaves the outputs as they are and whose distribution is normal. Rotations of
+  factors, and of levels and smooth factors, take thousands of rounds otherwise;
 * coefficients and loadings of each output, a linear regression;
 * the precisions of the normal distributions whose mixture the prior of the loadings is, and the shrinkage.
 
@@ -186,6 +189,7 @@ class LoadingsChain:
             self.draw_factors(kernel)
             self._move_along(kernel)
             self._rescale(kernel)
+            self._shear(kernel)
             kernel.remember(float(self.loading[:, kernel.factors].norm().log()), adapts)
         self._draw_coefficients()
         self._draw_shrinkage()
@@ -251,6 +255,26 @@ class LoadingsChain:
             kernel.move(move[:-1], prior)
             self.u[some] /= scale
             self.loading[:, some] *= scale
+
+    def _shear(self, kernel: "FactorKernel") -> None:
+        """Draw how much of each other factor and basis function a factor has, with f held."""
+        size, (center, of_prior) = len(self.u), self._prior
+        directions = torch.cat([self.u, self._basis.mT])
+        white = kernel.prior.whiten(directions)
+        precision = torch.cat([self.weights, of_prior], -1)
+        theta = torch.cat([self.loading, self.coefficients - center], -1)
+        for f in kernel.factors:
+            own = theta[:, f].clone()
+            for other in range(len(directions)):
+                if other == f:
+                    continue
+                strength = white[other] @ white[other] + precision[:, other] @ own.square()
+                slope = white[other] @ white[f] - (precision[:, other] * theta[:, other]) @ own
+                s = (torch.randn_like(slope) - slope / strength.sqrt()) / strength.sqrt()
+                white[f] += s * white[other]
+                directions[f] += s * directions[other]
+                theta[:, other] -= s * own
+        self.u, self.loading, self.coefficients = directions[:size], theta[:, :size], theta[:, size:] + center
 
     def _draw_coefficients(self) -> None:
         """Draw coefficients and loadings of each output given the factors, after the weights of their priors."""
