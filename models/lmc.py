@@ -253,8 +253,8 @@ class LMC(Method):
             TypeError: unless `mixing` is a :class:`~pyro_nngp.loadings.FactorLoadings`.
             ValueError: unless `probability` is in (0, 1).
 
-        Cost: 900 to 4,400 rounds of the chain, 20 ms each for 2,000 latent values; beyond 5,000 O((L N)^3) for 3,000
-        latent values at a time.
+        Cost: 900 to 4,400 rounds of the chain, 20 ms each for 2,000 latent values; beyond 5,000 T (P + L) solutions
+        with the factor of all latent values, P coefficients per output, and O((L N)^3) for 3,000 of them at a time.
         """
         loadings, where = self._factors, "LMC.correlations"
         if loadings is None:

@@ -15,7 +15,7 @@ which stand for the likelihood (:mod:`pyro_nngp.variational.coregionalized`). A 
 * the precisions of the normal distributions whose mixture the prior of the loadings is, and the shrinkage.
 
 The ranges matter: with ranges held at estimates, 95 % intervals of residual correlations cover .75 of them in twelve
-simulated sets of labels of 400 sites, 40 outputs and 5 factors, and .945 with ranges drawn
+simulated sets of labels of 400 sites, 40 outputs and 5 factors, and .95 with ranges drawn
 (``benchmarks/results/factors.md``). Neither the normal approximation nor the sites were to blame: a chain with
 Polya-Gamma variables in their place covered no more with ranges held, and no more with ranges drawn.
 
