@@ -40,7 +40,7 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import EVERY, At, Rows
 from pyro_nngp.variational.coregionalized_evidence import ExactCoregionalizedEvidence, coregionalized_excess
 from pyro_nngp.variational.coregionalized_prior import CoregionalizedPrior
-from pyro_nngp.variational.evidence_excess import Excess
+from pyro_nngp.variational.evidence_excess import Excess, added
 from pyro_nngp.variational.family import gain_of
 from pyro_nngp.variational.latent_prior import alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
@@ -222,8 +222,7 @@ class CoregionalizedObservations(ObservedGaussian):
             found = coregionalized_excess(parameters, posterior_at, coupled)
             if more is None:
                 return found
-            gradient = [one + other for one, other in zip(found.gradient, more(parameters), strict=True)]
-            return Excess(gradient, found.value)
+            return Excess(added(found.gradient, more(parameters)), found.value)
 
         self.excess.update(given.parameters, find, self.loc.numel())
 

@@ -44,11 +44,12 @@ class CoregionalizedPrior(LatentPrior):
 
     Attributes:
         covariance: of the latent functions at each point, (N, L, L), from the last solution.
+        factored: the last posterior whose covariances came from a factor.
     """
 
     covariance: Tensor | None = None
+    factored: CoupledPosterior | None = None
     _last: CoupledPosterior | None = None
-    _near: CoupledPosterior | None = None  # the last with covariances from a factor
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class CoregionalizedPrior(LatentPrior):
         """Covariances of the latent functions at each point: exact where the precision is factorized."""
         posterior = self.posterior(precision)
         if posterior.is_direct:
-            self._near, self.covariance = posterior, posterior.covariances().to(self._graph.x)
+            self.factored, self.covariance = posterior, posterior.covariances().to(self._graph.x)
             return self.covariance
         x, near = self._graph.x, self._nearest
         rows, values, _ = whitened_sites(self._loading, torch.zeros_like(precision), precision)
@@ -154,7 +155,7 @@ class CoregionalizedPrior(LatentPrior):
     def at_loading(self, loading: Float[Tensor, "#N T L"]) -> "CoregionalizedPrior":
         """The same priors with other loadings."""
         new = copy.copy(self)
-        new._loading, new._last, new._near = loading.to(self._loading).expand_as(self._loading), None, None
+        new._loading, new._last, new.factored = loading.to(self._loading).expand_as(self._loading), None, None
         new._none = new.posterior(torch.zeros_like(self._seen, dtype=torch.float64))
         return new
 
@@ -164,21 +165,16 @@ class CoregionalizedPrior(LatentPrior):
             self._last = CoupledPosterior(self._factors, self._loading, precision, plan=self._plan)
         return self._last
 
-    @property
-    def factored(self) -> CoupledPosterior | None:
-        """The last posterior whose covariances came from a factor."""
-        return self._near
-
     def _posterior_and_near(self, precision: Tensor) -> tuple[CoupledPosterior, CoupledPosterior | None]:
         """The posterior, and one with a factor about there; None where it has one itself, or there is none."""
         posterior = self.posterior(precision)
-        return posterior, None if posterior is self._near else self._near
+        return posterior, None if posterior is self.factored else self.factored
 
     def posterior_at(
         self, factors: Sequence[VecchiaFactor], loading: Float[Tensor, "N T L"], precision: Float[Tensor, "T N"]
     ) -> CoupledPosterior:
         """The posterior under any priors and loadings: the last one where it is that, up to rounding."""
-        last = self._near
+        last = self.factored
         if last is not None and same_values(last.precision, precision) and same_values(last.loading, loading):
             pairs = zip(last.factors, factors, strict=True)
             if all(same_values(one.w, other.w) and same_values(one.var, other.var) for one, other in pairs):

@@ -177,11 +177,9 @@ class FactorSolution:
         theta = torch.cat([self._coefficients, self._loading], -1)
         in_loc = posterior.transposed(sites.gradient) - posterior.prior_product(self.loc)
         in_theta = self._gradient(sites)
-        complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
+        root, complete = self._curvature(sites, posterior)
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
-        root = _root(curvature, complete)
         step = factor_solve(root, right.reshape(-1, 1))[:, 0].view_as(theta)
         spread = factor_inverse(root).diagonal().view_as(theta)[:, self._basis.shape[1] :]
         size = float(torch.einsum("tp,tpq,tq->", step, complete, step) / step.numel()) ** 0.5
@@ -212,8 +210,7 @@ class FactorSolution:
         missing = self._information_of_means(posterior)
         by_output = missing.view(count, complete.shape[1], count, complete.shape[1])
         for block in self._all_blocks():
-            part = posterior if posterior.is_dense else block.posterior(self._loading, sites.precision)
-            by_output[:, p:, :, p:] += information_of_variances(part)
+            by_output[:, p:, :, p:] += information_of_variances(block.posterior(self._loading, sites.precision))
         root = _root(torch.block_diag(*complete) - missing - self._free_scale(), complete)
         return root @ root.mT
 
@@ -228,9 +225,7 @@ class FactorSolution:
         """
         given, jitter = read(), self._given.bound.jitter
         sites, posterior = self._sites_and_posterior()
-        complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
-        inverse = factor_inverse(_root(curvature, complete))
+        inverse = factor_inverse(self._curvature(sites, posterior)[0])
         total = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
         for rows, graph, part in self._parts(posterior):
             basis, loc = self._basis[rows], self.loc[:, rows]
@@ -330,6 +325,12 @@ class FactorSolution:
     def _to_factors(self, sites: _Sites, step: Float[Tensor, "T PF"]) -> Float[Tensor, "F N"]:
         """C step."""
         return self._loading.mT @ (sites.precision * (step @ self._design().mT))
+
+    def _curvature(self, sites: _Sites, posterior: CoupledPosterior) -> tuple[Tensor, Float[Tensor, "T PF PF"]]:
+        """Root of the curvature in coefficients and loadings, by means alone, and the complete information."""
+        complete = self._complete_information(sites)
+        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
+        return _root(curvature, complete), complete
 
     def _missing_information(self, posterior: CoupledPosterior) -> Float[Tensor, "TPF TPF"]:
         """What the factors are unknown, by means alone."""
