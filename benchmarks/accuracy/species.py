@@ -3,8 +3,8 @@
 A fifth of the plots is held out at random. All get the same columns: the place, and 13 covariates with the squares of
 those that have more than two values, standardized. `LMC` has a linear mean of the covariates for each species and
 FactorLoadings of nearest-neighbor factors of the place; `VNNGP` the same mean and a process of the place for each
-species; scikit-learn's logistic regression splines of all columns and a thin grid of the place, with its penalty chosen
-by cross-validation; its gradient boosting all columns, with early stopping. "half known" are the same predictions of
+species; scikit-learn's logistic regression splines of all columns, with its penalty chosen by cross-validation; its
+gradient boosting all columns, with early stopping. "half known" are the same predictions of
 every second species where the others are known at the held-out plots: `LMC` by `predict_given`, boosting with the known
 species as further columns. NLL in nats, AUC; means over species.
 
@@ -120,12 +120,13 @@ def scores(y, probability):
 
 TITLE = """# Presence of 30 tree species
 
-`PYRO_NNGP_DATA=... OMP_NUM_THREADS=1 python benchmarks/accuracy/species.py`, one thread; seconds are processor time of
-fit and predictions for all species. {rows} plots of Swiss forests to learn from, a fifth of all plots held out at
-random; 13 covariates with the squares of 12 of them, and the place. `LMC` has a linear mean and shared factors of the
-place, `VNNGP` the same mean and a process of its own for each species; logistic regression has splines of all columns,
-boosting the columns. "half known": every second species where the others are known at the plot, by `predict_given`, or
-as further columns. Means over species in nats; a species that no held-out plot has counts in the NLL only.
+`PYRO_NNGP_DATA=... OMP_NUM_THREADS=1 python benchmarks/accuracy/species.py [--factors 3]`, one thread; seconds are
+processor time of fit and predictions for all species. {rows} plots of Swiss forests to learn from, a fifth of all plots
+held out at random; 13 covariates with the squares of 12 of them, and the place. `LMC` has a linear mean and shared
+factors of the place, `VNNGP` the same mean and a process of its own for each species; logistic regression has splines
+of all columns, boosting the columns. "half known": every second species where the others are known at the plot, by
+`predict_given`, or as further columns. Means over species in nats; a species that no held-out plot has counts in the
+NLL only.
 """
 
 
