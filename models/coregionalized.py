@@ -25,7 +25,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.bound import Bound
-from pyro_nngp.coefficients import MOST_LEVERAGE, Trend, normal_moments
+from pyro_nngp.coefficients import MOST_LEVERAGE, Trend, joint_trend
 from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
@@ -241,8 +241,7 @@ class Coregionalized(Posterior):
         cov = (tril @ tril.mT).double().masked_fill(missing[:, :, None] | missing[:, None, :], 0.0)
         white = half_solve(cholesky(add_diagonal(cov, missing.double()), 0.0), rest)
         information = (white.mT @ white).sum(0)
-        root = normal_moments(information, torch.zeros_like(information[0]))[1]
-        return Trend(mean.basis, root.reshape(*mean.own_shape, -1, len(root)), True)
+        return joint_trend(mean, information)
 
     def given_neighbors(
         self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: At | None = None

@@ -127,7 +127,24 @@ def posterior_of_coefficients(
             for part in mean.prior_moments()
         )
         precision, linear = precision + torch.diag_embed(prior_precision), linear + prior_precision * prior_loc
+    if any(mean.held):
+        precision = precision * mean.free(precision)[..., None, None]
     return normal_moments(precision, linear)
+
+
+def joint_trend(mean: BasisMean, information: Float[Tensor, "C C"], gain: Tensor | None = None) -> Trend:
+    """The coefficients of the mean functions of coupled outputs, under a flat prior.
+
+    Args:
+        mean: the mean function.
+        information: on the coefficients, output by output.
+        gain: as of :class:`Trend`.
+    """
+    if any(mean.held):
+        free = mean.free(information).repeat_interleave(len(information) // len(mean.held))
+        information = information * free * free[:, None]
+    root = normal_moments(information, torch.zeros_like(information[0]))[1]
+    return Trend(mean.basis, root.reshape(*mean.own_shape, -1, len(root)), True, gain)
 
 
 def normal_moments(
@@ -169,4 +186,4 @@ def normal_trend(mean: LinearMean, gain: Tensor | None = None) -> Trend:
     return Trend(mean.basis, tril, False, gain)
 
 
-__all__ = ["Trend", "condition_coefficients", "normal_trend", "posterior_of_coefficients"]
+__all__ = ["Trend", "condition_coefficients", "joint_trend", "normal_trend", "posterior_of_coefficients"]

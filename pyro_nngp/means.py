@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroSample
 from torch import Tensor
@@ -41,10 +41,13 @@ class BasisMean(GPModule):
 
     Attributes:
         is_set: whether the level has been set, by the user or from data.
+        held: for each of L functions, or for the one, whether coefficients stay as they are: data do not bound their
+            level. Empty if data bound all of them.
     """
 
     is_set: bool
     value: Any
+    held: tuple[bool, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a tensor must have the shape of the coefficients that it replaces.
@@ -86,8 +89,18 @@ class BasisMean(GPModule):
 
     @property
     def is_learned(self) -> bool:
-        """Whether all coefficients are parameters that training changes; their prior is then flat."""
-        return self.is_free and all(parameter.requires_grad for parameter in self.solved_parameters())
+        """Whether coefficients are parameters that training changes; their prior is then flat."""
+        is_trained = all(parameter.requires_grad for parameter in self.solved_parameters())
+        return self.is_free and is_trained and not (self.held and all(self.held))
+
+    def free(self, values: Tensor) -> Bool[Tensor, "*own"]:
+        """Which functions have coefficients that are not held; on the device of some values."""
+        free = torch.tensor([not held for held in self.held] or [True], device=values.device)
+        return free.expand(self.own_shape) if self.own_shape else free[0]
+
+    def at_held(self, values: Float[Tensor, "..."], others: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Values of coefficients, with others of the functions whose coefficients are held."""
+        return torch.where(self.free(values), values, others.to(values)) if any(self.held) else values
 
     def set_posterior(self, loc: Float[Tensor, "*own p"], cov: Float[Tensor, "*own p p"]) -> None:
         """Take over the posterior of the coefficients, of each function or of all; parameters take its mean."""
@@ -127,7 +140,9 @@ class ConstantMean(BasisMean):
 
     Predictions have the uncertainty of a constant that is learned, as in ordinary kriging, in ``Vecchia``, ``LOO``,
     ``MLLk``, ``CoregionalizedLOO``, in ``LMC`` without factors, and in ``VNNGP`` and ``NPVI`` with inducing points at
-    the data. Other methods take it as it is, and so do these after ``gp.mean.requires_grad_(False)``.
+    the data. Other methods take it as it is, and so do these after ``gp.mean.requires_grad_(False)``. Data that put no
+    bound on a constant, such as labels of one class, let it stay where it starts, with a warning, until ``gp.extend``
+    brings others.
 
     Args:
         value: initial value, in the units of the latent function; if None, the method starts it at a robust level of
@@ -153,7 +168,8 @@ class ConstantMean(BasisMean):
             self.is_set = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.value.to(x.dtype).expand(*x.shape[:-1], *self.value.shape)
+        value = self.at_held(self.value, self.value.detach()).to(x.dtype)
+        return value.expand(*x.shape[:-1], *value.shape)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         return torch.ones_like(x[:, :1])
@@ -164,7 +180,7 @@ class ConstantMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        assign(self, "value", coefficients[0])
+        assign(self, "value", self.at_held(coefficients[0], self.value))
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
@@ -263,6 +279,7 @@ class LinearMean(BasisMean):
 
     def forward(self, x: Tensor) -> Tensor:
         value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), self._centered(x)
+        value, slope = (self.at_held(part, part.detach()) for part in (value, slope))
         return value + ((x * slope).sum(-1) if self._single else x @ slope)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
@@ -274,8 +291,8 @@ class LinearMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        assign(self, "value", coefficients[0])
-        assign(self, "slope", coefficients[1:])
+        assign(self, "value", self.at_held(coefficients[0], self.value))
+        assign(self, "slope", self.at_held(coefficients[1:], self.slope))
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:

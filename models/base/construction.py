@@ -38,6 +38,7 @@ from pyro_nngp.plausibility.data import (
     warn_of_prior_variance,
 )
 from pyro_nngp.plausibility.units import warn_of_units
+from pyro_nngp.starts.unbounded import unbounded_levels
 
 
 class Parts(NamedTuple):
@@ -124,6 +125,7 @@ def start(method: Any, solves_coefficients: bool) -> None:
     }
     if isinstance(mean, BasisMean):
         mean.start(from_data.level, from_data.spread, method.x)
+        hold_unbounded_levels(method, at)
     if method.y is not None and method.likelihood is not None:
         _warn_of_data(method, from_data.spread)
     if isinstance(mean, LinearMean):
@@ -143,6 +145,28 @@ def start(method: Any, solves_coefficients: bool) -> None:
     method._origin = ()
 
 
+def hold_unbounded_levels(method: Any, at: Any = None) -> None:
+    """Hold the levels of the mean that the data of a method do not bound, and no others; all processes must call it.
+
+    Args:
+        method: the method.
+        at: values of hyperparameters with priors; None are the medians of their guide.
+    """
+    mean, likelihood = method._modules.get("mean"), method.likelihood
+    if method.y is None or likelihood is None or likelihood.is_gaussian:
+        return
+    if not (isinstance(mean, BasisMean) and mean.is_free):
+        return
+    held = unbounded_levels(method.rows, method.bound() if at is None else read(method, at), method._unit)
+    mean.held = held if any(held) else ()
+
+
+def free_bounded_levels(method: Any) -> None:
+    """Let go of levels that are held and that more data bound; all processes must call it."""
+    if getattr(method._modules.get("mean"), "held", ()):
+        hold_unbounded_levels(method)
+
+
 def changed(method: nn.Module, first: Mapping[str, Tensor]) -> dict[str, bool]:
     """For each name of a parameter, whether its value is another than the first one, or is a parameter no more."""
     found = {}
@@ -160,7 +184,7 @@ def _warn_of_data(method: Any, spread: Tensor) -> None:
     if method.offset is not None:
         warn_of_offset(where, method.offset, y, likelihood, method.latent_shape)
     if all(value is None for value in (method.offset, method.trials, method.limits)):
-        warn_of_constants(where, y, constant)
+        warn_of_constants(where, y, constant, method._modules.get("mean"))
     if y.dim() == 2:
         method._targets.warn_of_spreads(where, likelihood, spread, constant)
     if likelihood.is_gaussian:

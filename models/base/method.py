@@ -436,6 +436,7 @@ class Method(GPModule):
         for name in VALUES:
             value = self._buffers[name]
             setattr(self, name, None if value is None else value[rows])
+        construction.hold_unbounded_levels(self)
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it."""
@@ -444,6 +445,7 @@ class Method(GPModule):
             self.y = torch.cat([self.y, y])
         for name, value in by_row.items():
             setattr(self, name, torch.cat([getattr(self, name), value]))
+        construction.free_bounded_levels(self)
 
     def _repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
         """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""

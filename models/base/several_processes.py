@@ -7,7 +7,7 @@ from typing import Any
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import ShardedData
-from pyro_nngp.models.base import extension
+from pyro_nngp.models.base import construction, extension
 
 
 def distribute(method: Any, data: ShardedData, choose: bool) -> None:
@@ -30,6 +30,7 @@ def distribute(method: Any, data: ShardedData, choose: bool) -> None:
     if table is not None:
         method.graph = table
     fetch_halo(method)
+    construction.free_bounded_levels(method)
     method._distributed(choose)
 
 

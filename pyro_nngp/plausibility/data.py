@@ -14,6 +14,7 @@ Cost: O(N (D + T)), and sorts of the offset, of y and of a number for each row.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import warn
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import Likelihood, LogNormal, PerOutput
+from pyro_nngp.means import BasisMean
 
 _RATIO = 3.0  # of spreads of outputs
 _SPAN = 20.0  # of an offset, on the scale of a logarithm or logit
@@ -88,22 +90,34 @@ def constant_outputs(y: Tensor) -> list[bool]:
     return (low >= high).tolist()
 
 
-def warn_of_constants(where: str, y: Tensor, constant: Sequence[bool]) -> None:
-    """Warn of targets that are all the same, in some of the outputs.
+def warn_of_constants(where: str, y: Tensor, constant: Sequence[bool], mean: Any) -> None:
+    """Warn of targets that are all the same, in some of the outputs, and of others that do not bound the level of f.
 
     Args:
         where: name of the caller.
         y: targets.
         constant: whether each column is constant, from :func:`constant_outputs`.
+        mean: the mean function, whose levels are held where data do not bound them.
     """
-    if len(y) < _ENOUGH or not any(constant):
+    held = list(mean.held) if isinstance(mean, BasisMean) else []
+    if len(y) < _ENOUGH or not any([*constant, *held]):
+        return
+    levels = ", ".join(f"{level:.3g}" for level in mean.value.reshape(-1)[held].tolist()) if any(held) else ""
+    if not any(constant):
+        which = "" if len(held) == 1 else f" of functions {[i for i, each in enumerate(held) if each]}"
+        warn(
+            f"{where}: the data are the more likely, the further the level of f{which} is from 0. It is held at "
+            f"{levels}, and predictions there are near certain. Look for a filter, a lost class, or limits that all "
+            "data are beyond."
+        )
         return
     which = "" if y.dim() == 1 else f" of columns {[i for i, same in enumerate(constant) if same]}"
     column = y.reshape(len(y), -1)[:, list(constant).index(True)]
     value = float(column[~column.isnan()][0]) + 0.0
+    hold = f" The level of f, which such data do not bound, is held at {levels}." if levels else ""
     warn(
         f"{where}: y is {value:g} in all rows{which}. Nothing can be learned from that: predictions will be this "
-        "value, with certainty, far from the data too. Look for a wrong column, a filter or a lost class."
+        f"value, with certainty, far from the data too.{hold} Look for a wrong column, a filter or a lost class."
     )
 
 

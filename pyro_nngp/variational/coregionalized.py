@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import warn
 from pyro_nngp.bound import Bound
-from pyro_nngp.coefficients import Trend, normal_moments
+from pyro_nngp.coefficients import Trend, joint_trend
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
@@ -237,8 +237,7 @@ class CoregionalizedObservations(ObservedGaussian):
         mean, precision = given.bound.mean_function, self.observations(given)[1]
         changes = changes_of_mean(mean, given.rows.x, len(precision)).permute(2, 1, 0)
         gain, information = self.latent_prior(given).coefficients(changes.to(precision), precision)
-        root = normal_moments(information, torch.zeros_like(information[0]))[1]
-        return Trend(mean.basis, root.reshape(*mean.own_shape, -1, len(root)), True, gain)
+        return joint_trend(mean, information, gain)
 
     def level_roots(
         self, given: GivenOutputs, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P k"]

@@ -114,12 +114,12 @@ class CoregionalizedPrior(LatentPrior):
         return self.covariance
 
     def level_step(
-        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
+        self, free: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
     ) -> tuple[Tensor, Tensor]:
-        """Solution as for one function; the constants of the outputs are solved for together."""
+        """Solution as for one function; the constants of the outputs that are free are solved for together."""
         slope = slope.masked_fill(~self._seen, 0.0)
         count = len(slope)
-        steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
+        steps = torch.eye(count).to(slope)[free] if free.dim() else torch.ones(1, count).to(slope)
         changes = steps[..., None].expand(-1, *slope.shape)
         gain, curvature = self.coefficients(changes, precision)
         gains = gain.transpose(0, 1)
@@ -131,9 +131,9 @@ class CoregionalizedPrior(LatentPrior):
         change = (scale * (axes @ along)).to(slope)
         if limited:
             spread = self.variance.mean(-1).sqrt()
-            spread = spread if constant.dim() else spread.mean()[None]
+            spread = spread[free] if free.dim() else spread.mean()[None]
             change = torch.minimum(torch.maximum(change, -spread), spread)
-        return change, torch.einsum("s,sln->ln", change, gains)
+        return change.new_zeros(free.shape).masked_scatter(free, change), torch.einsum("s,sln->ln", change, gains)
 
     def coefficients(
         self, basis: Float[Tensor, "C T N"], precision: Float[Tensor, "T N"]

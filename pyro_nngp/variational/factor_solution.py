@@ -50,6 +50,7 @@ from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.site_solution import SiteSolution
 
 _WIDE = 10.0  # scale of the prior of coefficients, in spreads of f per standard deviation of a column
+_HELD = 1e12  # times that precision: coefficients of an output whose level is held stay as they are
 _EVERY = 4  # rounds between informations by blocks
 _SHORTEST = 1 / 64  # of a step
 _LONGEST = 2.0  # step, in standard deviations of a number given the factors, in root mean square
@@ -114,6 +115,8 @@ def regression_of(given: Any, loadings: FactorLoadings) -> Regression:
     center = coefficients.clone()
     center[:, 1:] = 0.0
     precision = (width / loadings.unit.double()[:, None]).square()
+    if solves:
+        precision = mean.at_held(precision.mT, _HELD * precision.mT).mT
     fixed = present - coefficients @ basis.mT
     return Regression(mean if solves else None, basis, coefficients, fixed, center, precision)
 

@@ -166,12 +166,12 @@ class LatentPrior:
         return gain, (curvature + curvature.mT) / 2
 
     def level_step(
-        self, constant: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
+        self, free: Tensor, loc: Tensor, slope: Tensor, precision: Tensor, limited: bool
     ) -> tuple[Tensor, Tensor]:
         """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
 
         Args:
-            constant: the constant, () or (L,).
+            free: whether the constant moves, or which of the constants of L functions, () or (L,).
             loc: means of u, whose error counts by its product with the error of the response.
             slope: gradient of the log density of the sites in f.
             precision: of the sites.
@@ -184,12 +184,13 @@ class LatentPrior:
         gradient = self._total(
             ((1 - smooth) * slope + smooth * self._factor.product(loc.double())).sum(-1, keepdim=True)
         )
-        if not (constant.dim() and slope.dim() == 2):
+        if not (free.dim() and slope.dim() == 2):
             gradient, curvature = gradient.sum(), curvature.sum()
         change = (gradient / curvature).to(slope)
         if limited:
             spread = average(self.variance, self._total).sqrt()
             change = change.clamp(-spread, spread)
+        change = change * free.reshape(change.shape)
         return change, change * gain
 
 

@@ -11,7 +11,7 @@ Cost: O(p N K) per iteration of conjugate gradients. Symbols: N points, K neighb
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from pyro_nngp.coefficients import condition_coefficients
@@ -39,7 +39,7 @@ class MeanCoefficients:
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The level of a constant mean function, if it is learned."""
-        return [value for value in self.level_parameters() if value.requires_grad]
+        return self.level_parameters() if isinstance(self._mean, ConstantMean) and self._mean.is_learned else []
 
     def solved_values(self) -> list[Tensor]:
         """All that a solution changes: the level that is learned, or the joint posterior of the coefficients."""
@@ -49,6 +49,10 @@ class MeanCoefficients:
     def level(self) -> Float[Tensor, " *L"] | None:
         """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""
         return self._mean.value.detach() if self.solved_parameters() else None
+
+    def free_levels(self, values: Tensor) -> Bool[Tensor, " *L"]:
+        """Which levels are not held, on the device of some values."""
+        return self._mean.free(values)
 
     def assign_level(self, value: Float[Tensor, " *L"]) -> None:
         """Set the level of a constant mean function."""

@@ -139,7 +139,7 @@ def optimal_sites(
         constant = coefficients.level() if level else None
         if constant is not None:  # the best level for these sites: one Newton step, exact
             slope = sites[1] * (sites[0] - mean - latent.at(loc))
-            change, shift = latent.level_step(constant, loc, slope, sites[1], not is_exact)
+            change, shift = latent.level_step(coefficients.free_levels(loc), loc, slope, sites[1], not is_exact)
             coefficients.assign_level(constant + change.reshape(constant.shape))
             mean, loc = mean_now(), loc - shift
         condition()

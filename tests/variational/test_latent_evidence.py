@@ -439,10 +439,10 @@ def test_evidence_of_gaussian_noise_is_kept_while_parameters_stay(monkeypatch):
 def test_a_step_of_the_level_does_not_depend_on_errors_of_means(limited):
     """Of 10^6 values the means are never so accurate that their errors do not add up to more than the step."""
     graph, target, precision = sites(n=60)
-    latent, level = LatentPrior(bind(kernel().requires_grad_(False)), graph, 1e-6), torch.zeros((), dtype=F64)
+    latent, free = LatentPrior(bind(kernel().requires_grad_(False)), graph, 1e-6), torch.tensor(True)
     weight = torch.linalg.inv(solution(graph, target, precision)[0].dense().inverse() + torch.diag(1 / precision))
     want = (weight @ target).sum() / weight.sum()  # generalized least squares
     for loc in torch.randn(3, 60, dtype=F64):
-        change, shift = latent.level_step(level, loc, precision * (target - loc), precision, limited)
+        change, shift = latent.level_step(free, loc, precision * (target - loc), precision, limited)
         torch.testing.assert_close(change, want.clamp(-(1.3**0.5), 1.3**0.5), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(shift / change, weight.new_ones(60) - (weight @ weight.new_ones(60)) / precision)
