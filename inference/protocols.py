@@ -92,7 +92,7 @@ class Alternating(Protocol):
 class Staged(Protocol):
     """A method that is trained on some of its rows first, where a solution for all rows takes long."""
 
-    def first_stage(self, seed: int) -> AbstractContextManager[Any]:
+    def first_stage(self) -> AbstractContextManager[Any]:
         """A context whose value is a copy on these rows, None where training starts with all.
 
         At its end the method has the hyperparameters of the copy, and all else of it that does not belong to rows.

@@ -12,8 +12,8 @@ inputs on one core, 15 evaluations, 1.5 s each at 5,000 sites. Symbols: N sites,
 functions, K neighbors, B rows of a batch, P new points, S draws.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import pyro
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_flags, check_steps
-from pyro_nngp._random import shuffled
 from pyro_nngp.bound import Bound, versions_of
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
@@ -42,6 +41,7 @@ from pyro_nngp.loadings import Correlations, FactorLoadings
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Draw, Method, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
+from pyro_nngp.models.base.first_stage import first_stage
 from pyro_nngp.models.base.latent_functions import LatentFunctions, Moments, loading_at
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
 from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
@@ -59,7 +59,6 @@ from pyro_nngp.variational.loadings_draws import MOST_VALUES, draw_loadings
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
 _NATS = 2e-3  # gain of a round per loading below which they are solved for
-_FIRST_ROWS = 2000  # of the first stage of training with factor loadings
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -378,24 +377,13 @@ class LMC(Method):
         else:
             solve_factors(self.q, read, self._factors, max_steps, _NATS)
 
-    @contextmanager
-    def first_stage(self, seed: int) -> Iterator["LMC | None"]:
-        """A context for ``fit``, whose value is a copy to train on 2,000 rows first; None without factor loadings.
+    def first_stage(self) -> AbstractContextManager["LMC | None"]:
+        """A context for ``fit``: a copy to train on fewer rows first, if there are many; None otherwise.
 
-        At its end the method has hyperparameters, loadings and coefficients of the copy. A solution for all rows takes
-        many rounds from a poor start.
-
-        Args:
-            seed: of the choice of rows.
+        At its end the method has hyperparameters, loadings and coefficients of the copy.
         """
-        if self._factors is None or bool(self.q.solved) or self.num_data < 2 * _FIRST_ROWS:
-            yield None
-            return
-        part = cast(LMC, self.subset(shuffled(self.num_data, seed, self.x.device)[:_FIRST_ROWS]))
-        yield part
-        for name, trained in part.named_children():
-            if name not in ("graph", *self._own_state):
-                self.get_submodule(name).load_state_dict(trained.state_dict())
+        applies = self._factors is not None or self.profile.applies
+        return first_stage(self) if applies else nullcontext()
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function, with factors all its coefficients."""
@@ -414,8 +402,7 @@ class LMC(Method):
     def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
         super()._keep_rows(rows)
         self.graph = cast(NeighborGraph, self.graph.subset(rows))
-        self.q.restart(self.posterior(self.bound()))
-        self.q.solve_again(lambda: self.posterior(self.bound()))
+        self.q.follow_rows(lambda: self.posterior(self.bound()), True)
 
     def latent_functions(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None

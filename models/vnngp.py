@@ -44,6 +44,7 @@ from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
+from pyro_nngp.models.base.first_stage import first_stage
 from pyro_nngp.models.base.information import MOST_ROWS, Information, of_conditionals, of_evidence
 from pyro_nngp.models.base.latent import LatentPosterior
 from pyro_nngp.models.base.method import Method
@@ -341,6 +342,13 @@ class VNNGP(Method):
         """The largest bound over all q(u) as a function of the hyperparameters."""
         return Profile(self)
 
+    def first_stage(self) -> AbstractContextManager["VNNGP | None"]:
+        """A context for ``fit``: a copy to train on fewer rows first, if there are many; None otherwise.
+
+        At its end the method has hyperparameters and coefficients of the copy.
+        """
+        return first_stage(self) if self.profile.applies else nullcontext()
+
     def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.
 
@@ -433,9 +441,7 @@ class VNNGP(Method):
             self.graph = self.graph.subset(rows)
         else:
             self.data_neighbors = self.data_neighbors[rows]
-        self.q.restart(self.posterior(self.bound()))
-        if self.can_solve:
-            self.q.solve_again(lambda: self.posterior(self.bound()))
+        self.q.follow_rows(lambda: self.posterior(self.bound()), self.can_solve)
 
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | None:
         if self.data_neighbors is not None:

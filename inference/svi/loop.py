@@ -15,7 +15,8 @@ converged, in one of two ways:
   With pseudo-observations at the data (``VNNGP``; any likelihood) each evaluation uses all rows, after a solution for
   q(u): the loss is then the largest bound over all q(u), exact for the nearest-neighbor prior, where a sparse factor of
   the posterior precision is small enough (up to about 10^5 points in two dimensions, a few thousand in many) and no
-  hyperparameter but coefficients of the mean has a prior. About 15 evaluations.
+  hyperparameter but coefficients of the mean has a prior. About 15 evaluations, from 4,000 rows on most of them in
+  stages on a quarter of the rows, 2,000 at least, as with factor loadings of ``LMC``.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, divided by three after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows
   does not improve; convergence after three such rounds.
@@ -133,7 +134,7 @@ def fit(
             equals one that was never stopped, bit for bit; data, rates and seed must equal the file's. With a
             larger `num_steps` than in the file, the run continues, finished or not, at the rates of the longer
             schedule.
-        callback: called as ``callback(step, loss)`` after each step.
+        callback: called as ``callback(step, loss)`` after each step on all rows.
         device: where to train; None leaves the method where it is.
         seed: seed of minibatches and draws; the global random state is left alone.
         replay: whether Adam's steps may replace model and guide by a recording of their tensor operations, gradient
@@ -212,21 +213,28 @@ def fit(
             replay=replay,
         )
 
+    def train_first(trainer: Trainer, max_seconds: float | None, pressed: list) -> None:
+        """Train a copy on fewer rows first, which may do so as well, where the method has such stages."""
+        whole, has_stages = trainer.method, trainer.automatic and solving and trainer.optimizer == "lbfgs"
+        if not (has_stages and isinstance(whole, Staged)) or trainer.has_checkpoint():
+            return
+        with whole.first_stage() as part:
+            if part is None:
+                return
+            stage = trainer_of(part, part.num_data, None, None)
+            train_first(stage, max_seconds, pressed)
+            with stage.state.random, stage.state.sparse_gradients():
+                stage.resume()
+                stage.train(None, max_seconds, pressed, progress, f"fit of {part.num_data} rows first")
+        trainer.follow(stage)
+
     def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
         trainer = trainer_of(method, num_data, validation, checkpoint)
         state = trainer.state
         path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
         alone = exclusive_checkpoint("fit", path)
         with alone, deferred_interrupt() as pressed:
-            if trainer.automatic and solving and isinstance(method, Staged) and not trainer.has_checkpoint():
-                with method.first_stage(seed) as part:
-                    if part is not None:
-                        stage = trainer_of(part, part.num_data, None, None)
-                        with stage.state.random, stage.state.sparse_gradients():
-                            stage.resume()
-                            stage.train(None, max_seconds, pressed, progress)
-                if part is not None:
-                    trainer.skip_subsamples()
+            train_first(trainer, max_seconds, pressed)
             with state.random, state.sparse_gradients():
                 trainer.resume()
                 trainer.train(callback, max_seconds, pressed, progress)

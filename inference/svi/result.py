@@ -29,6 +29,7 @@ class FitResult:
         second_start: log likelihood, in nats, that a second start ended above the first, or below it; the better one
             is kept. Minus infinity for a second one that is wrong at some rows; None if there was one start.
         held_out: number of rows that did not count in training and scored it: the best state by them is kept.
+        stages: (rows, steps) of each stage in which this call trained on fewer rows first.
     """
 
     losses: Tensor
@@ -44,6 +45,7 @@ class FitResult:
     replayed_from: int | None = None
     second_start: float | None = None
     held_out: int = 0
+    stages: tuple[tuple[int, int], ...] = ()
 
     @property
     def interrupted(self) -> bool:
@@ -64,7 +66,9 @@ class FitResult:
     def __repr__(self) -> str:
         state = {True: "converged", False: "not converged", None: "convergence unknown"}[self.converged]
         name = {"adam": "Adam", "lbfgs": "L-BFGS"}[self.optimizer]
-        counts = f"{self.steps} steps of {name} on {self.batch_size} rows, {self.refreshes} refreshes"
+        before = " and ".join(f"{steps} on {rows}" for rows, steps in self.stages)
+        counts = f"{self.steps} steps of {name} on {self.batch_size} rows{' after ' * bool(before)}{before}"
+        counts += f", {self.refreshes} refreshes"
         solves = f", {self.solves} solves" if self.solves else ""
         ended = f", ended by {self.ended_by}" if self.interrupted else ""
         counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""

@@ -31,7 +31,7 @@ from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
 
-_FIRST_SUBSAMPLE, _FIRST_PROFILED = 1000, 2000  # rows: fewer labels are too weak, and lead astray
+_FIRST_SUBSAMPLE = 1000  # rows
 
 
 class DivergenceError(RuntimeError):
@@ -59,7 +59,7 @@ class TrainState:
         seed: int,
         replay: bool,
         profiling: bool,
-        subsampling: bool,
+        keeps_factor: bool,
     ) -> None:
         self.method: Any = method
         self.model, self.guide = method.model, method.guide
@@ -68,9 +68,9 @@ class TrainState:
             for module in self.modules:
                 module.to(device)
         self.ranks = ranks_of(method)
-        self.profile: Any = cast(Profiled, method).profile if profiling else None  # on the rows of the subsample
-        self.subsampling = subsampling
-        first = (_FIRST_PROFILED if subsampling else None) if profiling else _FIRST_SUBSAMPLE
+        self.profile: Any = cast(Profiled, method).profile if profiling else None
+        self.keeps_factor = keeps_factor
+        first = None if profiling else _FIRST_SUBSAMPLE
         self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0
@@ -177,25 +177,11 @@ class TrainState:
             raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
 
     def _at_optimum(self) -> AbstractContextManager[None]:
-        """A context for an evaluation; where q is profiled, it is at its optimum for the rows of the subsample."""
-        if self.profile is None:
-            return nullcontext()
-        if self.profile.method.num_data != self.batches.num_rows:
-            self.profile = self.method.profile
-            if not self.batches.grown:
-                self.profile = self.profile.preceding(self.batches.num_rows)
-        return self.profile.optimum(keep=self.subsampling)  # a resumed run would have to keep it too
-
-    def neighbors_changed(self) -> None:
-        """Notice a new neighbor search of the method."""
-        if self.profile is not None:
-            self.profile = self.method.profile
+        """A context for an evaluation; where q is profiled, it is at its optimum."""
+        return nullcontext() if self.profile is None else self.profile.optimum(keep=self.keeps_factor)
 
     def _loss(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows."""
-        if self.profile is not None:
-            part = self.profile.method
-            return self.elbo.differentiable_loss(part.model, part.guide) / part.num_data
         args = self.batch_args(rows, self.batches.generator)
         loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         return loss if self.batches.weight == 1 else loss * self.batches.weight

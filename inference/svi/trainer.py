@@ -152,13 +152,15 @@ class Trainer:
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
         self.steps_back, self.converged, self.ended, self.started = 0, False, False, time.perf_counter()
         self.interrupted = False  # by Ctrl-C
+        self.stages: tuple[tuple[int, int], ...] = ()  # rows and steps of training on fewer rows
 
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return self.store is not None and self.store.exists()
 
-    def skip_subsamples(self) -> None:
-        """Start with all rows, and with neighbors for the present hyperparameters, which some rows have determined."""
+    def follow(self, stage: "Trainer") -> None:
+        """Start with all rows, and with neighbors for the hyperparameters that a stage on some rows has determined."""
+        self.stages = *stage.stages, (stage.state.num_data, stage.state.step)
         rows = self.state.batches
         while self.optimizer == "lbfgs" and not rows.grown:
             rows.grow()
@@ -181,13 +183,18 @@ class Trainer:
             self._validate(True)
 
     def train(
-        self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
+        self,
+        callback: Callable[[int, float], None] | None,
+        max_seconds: float | None,
+        pressed: list,
+        progress: bool,
+        title: str = "fit",
     ) -> None:
         """Make steps until convergence, the last step, Ctrl-C or the time limit."""
         state, total = self.state, None if self.automatic else self.num_steps
         limit = math.inf if max_seconds is None else max_seconds
         progress = progress and self.ranks.is_first
-        bar = tqdm(total=total, initial=state.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
+        bar = tqdm(total=total, initial=state.step, disable=not progress, desc=title, unit="step", mininterval=0.5)
         try:
             while state.step < self.num_steps and not self.ended:
                 late = time.perf_counter() - self.started > limit
@@ -270,7 +277,7 @@ class Trainer:
         graph = graph_of(self.method)
         counts = self.refreshes, self.solves, None if graph is None else graph.num_neighbors, state.replayed_from
         facts = losses, self.scores, seconds, converged, ended_by, self.optimizer, rows, *counts
-        result = FitResult(*facts, held_out=held_out)
+        result = FitResult(*facts, held_out=held_out, stages=self.stages)
         if not interrupted:
             check_leak(self.method)
             check_neighbors(self.method)
@@ -404,7 +411,6 @@ class Trainer:
 
     def _refresh(self) -> None:
         self.method.refresh_neighbors()
-        self.state.neighbors_changed()
         self.refreshes += 1
         self.metric_at_refresh = self._metric_now()
 

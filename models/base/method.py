@@ -421,7 +421,7 @@ class Method(GPModule):
         Raises:
             ValueError, TypeError: for malformed row numbers.
 
-        Cost: a search for neighbors among the rows, and ``solve``.
+        Cost: a search for neighbors among the rows, and ``solve`` where it has been called.
         """
         several_processes.check_whole(self, "subset")
         return extension.subset(self, rows)

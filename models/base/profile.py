@@ -7,13 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_nngp.hyperparameters.priors import has_unsolved_priors
-from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import ObservedGaussian
 
 
@@ -57,25 +55,6 @@ class Profile:
         data = likelihood.expected_log_prob(rows.targets(), mean + loc, variance)
         data = data if likelihood.weights is None else likelihood.weights * data
         return data.sum() - kl_divergence(q, prior.expand(q.batch_shape)).sum()
-
-    def preceding(self, count: int) -> "Profile":
-        """The profile on the first rows of the ordering, whose prior is the marginal of the prior on all rows.
-
-        Parts and hyperparameters of the method are the same, q(u) is new.
-
-        Args:
-            count: number of rows.
-        """
-        gp = self.method
-        part, k = gp.rows.preceding(gp.graph, count, None), min(gp.graph.num_neighbors, count - 1)
-        values: dict[str, Any] = vars(gp.rows)
-        values = {name: None if value is None else value[part.places] for name, value in values.items()}
-        graph = NeighborGraph(values["x"], k, "given", neighbors=part.graph[:, :k], metric=gp.graph.metric)
-        new, modules = gp.__class__.__new__(gp.__class__), gp._modules | {"graph": graph}
-        new.__dict__.update(gp.__dict__, _buffers=gp._buffers | values, _modules=modules)
-        with torch.no_grad():
-            modules["q"] = new._new_q()
-        return Profile(new)
 
 
 __all__ = ["Profile"]

@@ -191,6 +191,17 @@ class Family(GPModule):
         """Start anew on the points of a graph, none of whose data are known yet."""
         undefined(self, "restart", "family")
 
+    def follow_rows(self, read: Callable[[], Any], solves: bool) -> None:
+        """Start anew on other rows, and go to the optimum there.
+
+        Args:
+            read: returns data, neighbors and present hyperparameters.
+            solves: whether the model has this optimum.
+        """
+        self.restart(read())
+        if solves:
+            self.solve_again(read)
+
     def distributed(self, given: Given) -> None:
         """Start anew on the local rows of one of several processes."""
         self.restart(given)

@@ -152,6 +152,9 @@ class ObservedGaussian(Family):
 
     # The optimum.
 
+    def follow_rows(self, read: Callable[[], Any], solves: bool) -> None:
+        super().follow_rows(read, solves and bool(self.solved))
+
     def solve(self, read: Callable[[], Any], max_steps: int = 100, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put pseudo-observations and marginals at their optimum for the present hyperparameters.
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from contextlib import contextmanager
 
 import arviz as az
 import pandas as pd
@@ -554,62 +553,6 @@ def test_factors_train_export_save_and_draw_their_loadings(tmp_path):
     assert math.isfinite(svi.step(torch.arange(30)))
     prior = Predictive(pyro.poutine.uncondition(gp.model), num_samples=2)()
     assert prior["mixing.weights"].shape[-2:] == (T, 2)
-
-
-def many_labels(n):
-    """Labels of three outputs that share a factor."""
-    torch.manual_seed(3)
-    x = torch.rand(n, 2, dtype=F64)
-    f = torch.sin(6 * x[:, :1]) * torch.tensor([2.0, -1.5, 1.0], dtype=F64)
-    return LMC(x, torch.bernoulli(f.sigmoid()), Matern52(2), Bernoulli(), mixing=FactorLoadings(3, 1))
-
-
-def test_a_first_stage_has_2000_rows_and_hands_on_all_that_does_not_belong_to_rows():
-    gp = many_labels(4000)
-    q = gp.q.loc.clone()
-    with gp.first_stage(0) as part:
-        assert part.num_data == 2000
-        part.kernel[0].lengthscale = 0.7
-        part.mixing.set_mode(torch.full((3, 1), 0.4, dtype=F64))
-        part.mean.assign(torch.full((1, 3), 0.2, dtype=F64))
-    assert gp.kernel[0].lengthscale.tolist() == pytest.approx([0.7] * gp.kernel[0].lengthscale.numel())
-    assert gp.mixing.mode.tolist() == [[0.4]] * 3
-    assert gp.mean.value.flatten().tolist() == pytest.approx([0.2] * 3)
-    assert torch.equal(gp.q.loc, q)
-    gp.solve(1)
-    for other in (gp, many_labels(3999), build()):  # solved, few rows, without factors
-        with other.first_stage(0) as part:
-            assert part is None
-
-
-def test_training_starts_from_where_the_first_stage_has_ended(tmp_path):
-    stages = []
-
-    class InStages(LMC):
-        @contextmanager
-        def first_stage(self, seed):
-            with super().first_stage(seed) as none:
-                assert none is None
-            stages.append(self.subset(torch.arange(60)))
-            yield stages[-1]
-            self.kernel.load_state_dict(stages[-1].kernel.state_dict())
-
-    def staged():
-        whole = many_labels(120)
-        return InStages(whole.x, whole.y, Matern52(2), Bernoulli(), mixing=FactorLoadings(3, 1))
-
-    gp = staged()
-    start = gp.kernel[0].lengthscale.clone()
-    first = []
-    fit(gp, max_seconds=1e-9, progress=False, callback=lambda step, loss: first.append(step))
-    assert not first  # time is up
-    gp = staged()
-    fit(gp, progress=False, checkpoint=tmp_path / "run", callback=lambda *_: first.append(gp.kernel[0].lengthscale))
-    assert len(stages) == 2
-    assert not torch.equal(stages[1].kernel[0].lengthscale, start)
-    assert (first[0] / stages[1].kernel[0].lengthscale).log().abs().max() < (first[0] / start).log().abs().max()
-    fit(staged(), progress=False, checkpoint=tmp_path / "run")
-    assert len(stages) == 2  # resumed
 
 
 def test_known_gaussian_outputs_at_new_points_condition_the_joint_distribution():

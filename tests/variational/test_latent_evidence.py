@@ -274,26 +274,6 @@ def test_with_all_neighbors_the_profile_of_labels_is_the_largest_bound_of_the_ex
         torch.testing.assert_close(profile_value(gp), negative_bound(), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian(variance=0.3), Poisson()])
-def test_the_first_rows_of_the_ordering_have_the_marginal_prior_and_the_same_parameters(likelihood):
-    x, y = labels(60)
-    gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=K, weights=1 + y, offset=x[:, 0])
-    first, rows = gp.profile.preceding(20).method, gp.graph.order[:20]
-    assert list(map(id, first.parameters())) == list(map(id, gp.parameters()))
-    for name in ("x", "y", "weights", "offset"):
-        assert torch.equal(getattr(first, name), getattr(gp, name)[rows])
-    with torch.no_grad():
-        whole, part = (torch.linalg.inv(NNGP(m.kernel, m.graph).factor.dense()) for m in (gp, first))
-        torch.testing.assert_close(part, whole[rows][:, rows], rtol=1e-8, atol=1e-10)
-        alone = VNNGP(x[rows], y[rows], gp.kernel, likelihood, num_neighbors=19, weights=1 + y[rows], offset=x[rows, 0])
-        every = VNNGP(x, y, gp.kernel, likelihood, num_neighbors=59, weights=1 + y, offset=x[:, 0])
-        torch.testing.assert_close(
-            profile_value(every.profile.preceding(20).method), profile_value(alone), rtol=1e-6, atol=0
-        )
-    assert len(gp.q.loc) == 60
-    assert not gp.q.solved
-
-
 def profile_value(gp):
     with gp.profile.optimum(tolerance=1e-7):
         return torch.tensor(IntegratedELBO().loss(gp.model, gp.guide), dtype=F64)
