@@ -60,6 +60,20 @@ def test_products_solves_and_posterior_means_are_those_of_one_process(count, row
         torch.testing.assert_close(part["whiten"], factor.whiten_transposed(m.mT)[:, rows], rtol=1e-9, atol=1e-6)
 
 
+def test_the_preconditioner_of_the_rows_of_one_process_is_that_of_all_where_it_has_all(monkeypatch):
+    x, _, _ = surface(Gaussian)
+    graph, kernel = ShardedGraph(ShardedData(x, x[:, 0]), 8), Matern52(2, 1.0, 0.3).double()
+    m, counts = values()[0].mT, []
+    for rows_per_round in (0, 1000):
+        monkeypatch.setattr(distributed_factor, "ROWS_PER_ROUND", rows_per_round)
+        factor, calls = ShardedFactor(graph, lambda r, near: graph_conditional(kernel, graph.x[r], graph.x, near)), []
+        product = factor.product
+        monkeypatch.setattr(factor, "product", lambda v, product=product, calls=calls: calls.append(1) or product(v))
+        factor.posterior_mean(m, torch.ones_like(m), torch.zeros_like(m), 1e-8)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] < 60
+
+
 def test_too_few_iterations_are_reported():
     x, y, _ = surface(Gaussian)
     graph, ones = ShardedGraph(ShardedData(x, y), 1), torch.ones(N, dtype=torch.float64)

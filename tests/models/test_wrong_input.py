@@ -7,7 +7,7 @@ from builders import matern, waves
 
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.variational import Amortized, FullRank, MeanField, SparseCholesky
 
 N, M = 40, 12
@@ -93,6 +93,17 @@ CASES = [
     (Vecchia, {"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
     (Vecchia, {"ordering": "pca"}, r"expected ordering one of"),
 ]
+
+
+@pytest.mark.parametrize("method", [VNNGP, NPVI, SVGP, LMC])
+def test_solvers_check_steps_and_tolerance(method):
+    x, y = waves(N)
+    given = {"inducing": M} if method is SVGP else {"num_neighbors": 4}
+    gp = method(x, torch.stack([y, -y], -1) if method is LMC else y, matern(), Gaussian(), **given)
+    with pytest.raises(ValueError, match=rf"{method.__name__}\.solve: expected max_steps"):
+        gp.solve(max_steps=-1)
+    with pytest.raises(ValueError, match=rf"{method.__name__}\.solve: expected tolerance"):
+        gp.solve(tolerance=-1.0)
 
 
 @pytest.mark.parametrize(("method", "change", "message"), CASES)
