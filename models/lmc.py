@@ -58,7 +58,7 @@ from pyro_nngp.variational.family import parameters_but_level
 from pyro_nngp.variational.loadings_draws import MOST_VALUES, draw_loadings
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
-_NATS = 2e-3  # gain of a round per loading below which they are solved for
+_NATS = 0.01  # gain of a round per loading below which they are solved for: moves of .05 standard errors
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -363,7 +363,7 @@ class LMC(Method):
         Args:
             max_steps: largest number of steps.
             tolerance: stop when means move by less, in standard deviations of the sites. Factor loadings are solved for
-                until a round promises less than .002 nats per loading.
+                until a round promises less than .01 nats per loading.
 
         Cost: O(N (K R)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
