@@ -51,6 +51,24 @@ def cholesky(
         ) from error
 
 
+def cholesky_above(matrix: Float[Tensor, "M M"], blocks: Float[Tensor, "T p p"], least: float) -> Float[Tensor, "M M"]:
+    """A Cholesky factor of a symmetric matrix; of one that is not positive-definite, raised to a part of another.
+
+    Args:
+        matrix: the matrix, of size M = T p.
+        blocks: the diagonal blocks of the other, a positive-definite one.
+        least: eigenvalues of the matrix in units of the other that are smaller become this.
+    """
+    try:
+        return cholesky(matrix, 0.0)
+    except torch.linalg.LinAlgError:
+        tril = torch.block_diag(*cholesky(blocks, 0.0))
+        white = half_solve(tril, half_solve(tril, matrix).mT)
+        part, axes = torch.linalg.eigh((white + white.mT) / 2)
+        repaired = (axes * part.clamp(min=least)) @ axes.mT
+        return tril @ cholesky(repaired, 0.0)
+
+
 def reverse_cholesky(matrix: Float[Tensor, "*B M M"]) -> Float[Tensor, "*B M M"]:
     r"""The upper triangular U with :math:`A = U U^\top`; its inverse transposed is the lower factor of :math:`A^{-1}`.
 

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg import cholesky, factor_inverse, factor_solve, half_solve
+from pyro_nngp.linalg import cholesky_above, factor_inverse, factor_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import BasisMean
@@ -214,7 +214,7 @@ class FactorSolution:
         by_output = missing.view(count, complete.shape[1], count, complete.shape[1])
         for block in self._all_blocks():
             by_output[:, p:, :, p:] += information_of_variances(block.posterior(self._loading, sites.precision))
-        root = _root(torch.block_diag(*complete) - missing - self._free_scale(), complete)
+        root = cholesky_above(torch.block_diag(*complete) - missing - self._free_scale(), complete, _LEAST)
         return root @ root.mT
 
     def volume_gradient(self, parameters: Sequence[Tensor], read: Callable[[], Any]) -> list[Tensor]:
@@ -333,7 +333,7 @@ class FactorSolution:
         """Root of the curvature in coefficients and loadings, by means alone, and the complete information."""
         complete = self._complete_information(sites)
         curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
-        return _root(curvature, complete), complete
+        return cholesky_above(curvature, complete, _LEAST), complete
 
     def _missing_information(self, posterior: CoupledPosterior) -> Float[Tensor, "TPF TPF"]:
         """What the factors are unknown, by means alone."""
@@ -384,18 +384,3 @@ def _white(size: int, like: Float[Tensor, "F N"]) -> tuple[Float[Tensor, "S q"],
     shapes = (count, size), (count, *like.shape)
     first, second = (torch.randn(s, generator=generator, device="cpu", dtype=torch.float64) for s in shapes)
     return first.to(like), second.to(like)
-
-
-def _root(curvature: Tensor, complete: Float[Tensor, "T p p"]) -> Tensor:
-    """Cholesky factor of a curvature, of which at least a small part of the complete one is left in each direction."""
-    try:
-        return cholesky(curvature, 0.0)
-    except torch.linalg.LinAlgError:
-        tril = torch.block_diag(*cholesky(complete, 0.0))
-        white = half_solve(tril, half_solve(tril, curvature).mT)
-        part, axes = torch.linalg.eigh((white + white.mT) / 2)
-        repaired = (axes * part.clamp(min=_LEAST)) @ axes.mT
-        return tril @ cholesky(repaired, 0.0)
-
-
-__all__ = ["FactorSolution", "Regression", "find_intervals", "regression_of", "solve_factors"]

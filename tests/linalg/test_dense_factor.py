@@ -9,6 +9,7 @@ from pyro_nngp.linalg import (
     NotPositiveDefiniteError,
     add_diagonal,
     cholesky,
+    cholesky_above,
     factor_inverse,
     factor_log_det,
     factor_solve,
@@ -30,6 +31,18 @@ def test_factors_are_those_of_the_matrix_with_its_nugget(batch, escalate):
     torch.testing.assert_close(tril @ tril.mT, want, rtol=1e-10, atol=1e-12)
     assert torch.equal(tril, tril.tril())
     assert torch.equal(cholesky(cov, 0.0, escalate=escalate), torch.linalg.cholesky(cov))
+
+
+def test_a_matrix_below_a_part_of_another_is_raised_to_it():
+    """Eigenvalues in units of the other below the part become the part; a positive-definite matrix stays as it is."""
+    root = torch.randn(3, 2, 5, dtype=F64)
+    blocks = root @ root.mT
+    other, axes = torch.block_diag(*blocks), torch.linalg.qr(torch.randn(6, 6, dtype=F64))[0]
+    half = torch.linalg.cholesky(other) @ axes
+    values = torch.tensor([2.0, 1.0, 0.5, 0.01, 0.0, -3.0], dtype=F64)
+    tril = cholesky_above((half * values) @ half.mT, blocks, 0.1)
+    torch.testing.assert_close(tril @ tril.mT, (half * values.clamp(min=0.1)) @ half.mT, rtol=1e-8, atol=1e-10)
+    assert torch.equal(cholesky_above(other / 100, blocks, 0.1), torch.linalg.cholesky(other / 100))
 
 
 @pytest.mark.parametrize("escalate", [False, True])

@@ -152,6 +152,12 @@ def test_vnngp_with_an_encoder(columns):
             r"expected encoder in the model",
         ),
         (
+            lambda x, y: NPVI(x, y, matern(), Gaussian(), num_neighbors=5, guide=Amortized(SiteEncoder(2))).amortize(
+                x * torch.nan, y
+            ),
+            r"NPVI\.amortize: expected x to be finite",
+        ),
+        (
             lambda x, y: NPVI(x, y, matern(), Gaussian(), num_neighbors=5, guide=Amortized(SiteEncoder(2))).solve(),
             r"got an encoder",
         ),
