@@ -4,7 +4,6 @@ from pyro_nngp.linalg.blocks import in_blocks
 from pyro_nngp.linalg.dense_factor import (
     add_diagonal,
     cholesky,
-    cholesky_above,
     factor_inverse,
     factor_log_det,
     factor_solve,
@@ -21,7 +20,6 @@ __all__ = [
     "VecchiaFactor",
     "add_diagonal",
     "cholesky",
-    "cholesky_above",
     "factor_inverse",
     "factor_log_det",
     "factor_solve",

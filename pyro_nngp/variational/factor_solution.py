@@ -30,8 +30,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg import cholesky_above, factor_inverse, factor_solve
+from pyro_nngp.linalg import factor_inverse, factor_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.linalg.dense_factor import cholesky_above
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import BasisMean
 from pyro_nngp.neighbors import NeighborGraph

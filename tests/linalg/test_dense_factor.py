@@ -9,14 +9,13 @@ from pyro_nngp.linalg import (
     NotPositiveDefiniteError,
     add_diagonal,
     cholesky,
-    cholesky_above,
     factor_inverse,
     factor_log_det,
     factor_solve,
     half_solve,
     reverse_cholesky,
 )
-from pyro_nngp.linalg.dense_factor import factorize, paneled_cholesky
+from pyro_nngp.linalg.dense_factor import cholesky_above, factorize, paneled_cholesky
 
 F64 = torch.float64
 
