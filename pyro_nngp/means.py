@@ -79,6 +79,13 @@ class BasisMean(GPModule):
         """Set the level, unless the user has set it, and the units of gradient steps."""
         undefined(self, "start", "mean function")
 
+    def shift(self, move: Float[Tensor, " G"]) -> None:
+        """Move the levels, of each function or of all."""
+        coefficients = self.coefficients.detach().clone()
+        coefficients = coefficients.reshape(len(coefficients), -1)
+        coefficients[0] += move
+        self.assign(coefficients)
+
     has_posterior = False
     """Whether a method sets the joint normal posterior of the coefficients."""
 

@@ -91,7 +91,7 @@ def median_correlation(covariance: Covariance, x: Float[Tensor, "B D"], others: 
         others: the other points, of each point or the same ones for all.
     """
     x = x[:, None]
-    scale = (covariance.diag(x) * covariance.diag(others)).sqrt()
+    scale = covariance.diag(x).sqrt() * covariance.diag(others).sqrt()
     return float((covariance(x, others)[:, 0] / scale).abs().amax(-1).median())
 
 

@@ -80,7 +80,7 @@ def tails_of(method: Any) -> Tails | None:
     if not offers(posterior, ReportsResiduals):
         return None
     found = posterior.standardized_residuals(some_rows(method.x, count))
-    if found is None:
+    if found is None or not bool(found[0].any()):
         return None
     return Tails(gain_of_heavy_tails(found[0]), float(found[1].mean()), float(found[0].abs().max()))
 

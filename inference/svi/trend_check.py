@@ -47,7 +47,7 @@ def gain_of_trend(y: Float[Tensor, " n"], x: Float[Tensor, "n D"], tril: Float[T
     unit = ones / ones.norm()
     columns, target = columns - unit @ (unit.T @ columns), target - unit[:, 0] * (unit[:, 0] @ target)
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
-    left = left[:, sizes > _RANK * sizes.max()]
+    left = left[:, sizes > _RANK * sizes[:1]]  # the largest, if any column varies
     return float((left.T @ target).square().sum() - left.shape[1]) / 2
 
 

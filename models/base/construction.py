@@ -150,15 +150,18 @@ def hold_unbounded_levels(method: Any, at: Any = None) -> None:
 
     Args:
         method: the method.
-        at: values of hyperparameters with priors; None are the medians of their guide.
+        at: at a start, values of hyperparameters with priors: levels move to the nearest ones that fit the data. None
+            leaves levels as they are.
     """
     mean, likelihood = method._modules.get("mean"), method.likelihood
     if method.y is None or likelihood is None or likelihood.is_gaussian:
         return
     if not (isinstance(mean, BasisMean) and mean.is_free):
         return
-    held = unbounded_levels(method.rows, method.bound() if at is None else read(method, at), method._unit)
-    mean.held = held if any(held) else ()
+    found = unbounded_levels(method.rows, method.bound() if at is None else read(method, at), method._unit)
+    if at is not None:
+        mean.shift(found.move)
+    mean.held = found.held if any(found.held) else ()
 
 
 def free_bounded_levels(method: Any) -> None:
@@ -183,8 +186,8 @@ def _warn_of_data(method: Any, spread: Tensor) -> None:
     constant = constant_outputs(y)
     if method.offset is not None:
         warn_of_offset(where, method.offset, y, likelihood, method.latent_shape)
-    if all(value is None for value in (method.offset, method.trials, method.limits)):
-        warn_of_constants(where, y, constant, method._modules.get("mean"))
+    differs = any(value is not None for value in (method.offset, method.trials, method.limits))
+    warn_of_constants(where, y, [] if differs else constant, method._modules.get("mean"))
     if y.dim() == 2:
         method._targets.warn_of_spreads(where, likelihood, spread, constant)
     if likelihood.is_gaussian:

@@ -92,7 +92,7 @@ class Tweedie(Likelihood):
         return tweedie_log_prob(y, first, second, self.dispersion.to(loc.dtype), p)
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
-        if name != "dispersion":
+        if name != "dispersion" or not bool(y.any()):
             return None
         mean = near.mean(-1).clamp(min=1e-3 * float(y.mean()))
         return ((y - mean).square() / mean.pow(self.power.item())).mean() / (1 + 1 / near.shape[-1])

@@ -82,7 +82,8 @@ class PooledObservations:
         self._places = places_of(table, seed)
         self._levels: list[Cells] = []
         places = self._places
-        if places.count <= _FACTOR * num_neighbors:
+        extent = places.total((places.x - places.x[:1]).abs().sum())
+        if places.count <= _FACTOR * num_neighbors or not bool(extent > 0):  # few places, or the same one
             return
         probes = places.x[places.sample(_PROBES)]
 

@@ -8,13 +8,17 @@ from pyro_nngp.coefficients import joint_trend
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import (
     Bernoulli,
+    BetaBinomial,
     Binomial,
     Categorical,
     Censored,
     Gaussian,
+    Hurdle,
     NegativeBinomial,
+    Occupancy,
     Poisson,
     StudentT,
+    Tweedie,
     ZeroInflated,
 )
 from pyro_nngp.loadings import FactorLoadings
@@ -43,6 +47,11 @@ def rare(n=N):
         (Bernoulli, rare(5000).flip(0), {}, ()),  # beyond the rows that are looked at first
         (Binomial, 3 * ONE, {"trials": 3 * ONE}, (True,)),
         (Binomial, 3 * ONE, {"trials": 3 + rare()}, ()),
+        (BetaBinomial, ZERO, {"trials": 5 * ONE}, (True,)),
+        (Tweedie, ZERO, {}, (True,)),
+        (lambda: Hurdle(Poisson()), ZERO, {}, (True,)),
+        (lambda: Occupancy(3), ZERO, {}, (True,)),
+        (lambda: Occupancy(3), 3 * ONE, {}, (True,)),
         (Poisson, ZERO, {}, (True,)),
         (Poisson, ZERO, {"offset": HALF}, (True,)),
         (Poisson, 4 * ONE, {}, ()),
@@ -69,6 +78,26 @@ def test_a_level_that_is_no_parameter_is_not_held():
     assert VNNGP(x, ZERO, likelihood=Poisson(), mean=LinearMean(2, prior="weak"), num_neighbors=4).mean.held == ()
     assert VNNGP(x, ZERO, likelihood=Poisson(), mean=LinearMean(2), num_neighbors=4).mean.held == (True,)
     assert VNNGP(x, None, num_neighbors=4).mean.held == ()
+
+
+@QUIET
+@pytest.mark.parametrize(
+    ("likelihood", "y", "given"),
+    [
+        (Bernoulli, ZERO, {}),
+        (Poisson, ZERO, {}),
+        (Binomial, ZERO, {"trials": 5 * ONE}),
+        (BetaBinomial, ZERO, {"trials": 5 * ONE}),
+        (lambda: Censored(Gaussian(0.1), upper=1.0), ONE, {}),
+        (Bernoulli, ONE, {"mean": ConstantMean(-3.0)}),
+    ],
+)
+def test_a_level_that_is_held_is_the_nearest_at_which_the_data_lose_half_a_nat(likelihood, y, given):
+    gp = VNNGP(uniform(N), y, likelihood=likelihood(), num_neighbors=4, **given)
+    f = torch.stack([gp.mean.value.detach().expand(N), gp.mean.value.sign().detach().expand(N) * 60])
+    bound = gp.rows.likelihood(gp.bound())
+    lost = bound.expected_log_prob(y, f, torch.full_like(f, 1e-12)).sum(-1)
+    torch.testing.assert_close(lost[1] - lost[0], torch.tensor(0.5, dtype=F64), rtol=0.0, atol=0.01)
 
 
 @QUIET
