@@ -265,14 +265,14 @@ def _losses(given: Given, part: Part, near: Int[Tensor, "B K"]) -> tuple[Float[T
 def parameters_but_level(method: nn.Module, levels: Iterable[Tensor]) -> Sequence[Tensor]:
     """The parameters that the evidence of pseudo-observations depends on.
 
-    The level of the mean is not among them: at a solution the gradient in it is zero.
+    The level of the mean is not among them: at a solution the gradient in it is zero. Pseudo-observations are buffers.
 
     Args:
         method: kernel, likelihood, mean function and the guide of their priors are its parts.
         levels: parameters of the level.
     """
     left_out = set(map(id, levels))
-    return [value for name, value in method.named_parameters() if id(value) not in left_out and name[:2] != "q."]
+    return [value for value in method.parameters() if id(value) not in left_out]
 
 
 __all__ = ["Family", "Given", "joint_given", "parameters_but_level", "points_of", "through"]
