@@ -15,6 +15,7 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.draws import Draw, drawn_values
 from pyro_nngp.models.base.neighbor_choice import typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading
@@ -22,6 +23,8 @@ from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_values
 
 Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # loadings (P, T, L), means (L, P) and covariances (P, L, L)
+
+_HELD = 1e-3  # loading of an output whose level is held, on the scale of a link
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,12 @@ class LatentFunctions(Posterior):
 
 
 def loading_at(bound: Bound, x: Float[Tensor, "B D"], num_functions: int) -> Float[Tensor, "#B T L"]:
-    """A at points, at one set of hyperparameters."""
-    mixing = bound.others["mixing"]
+    """A at points, at one set of hyperparameters; as good as 0 for outputs of which data say nothing, see ``means``."""
+    mixing, mean = bound.others["mixing"], bound.mean_function
     if isinstance(mixing, Tensor):
-        return mixing.to(x.dtype)[None]
+        loading = mixing.to(x.dtype)[None]
+        is_held = isinstance(mean, BasisMean) and any(mean.held)
+        return torch.where(mean.free(loading)[..., None], loading, _HELD) if is_held else loading
     loading = mixing(x)
     check_loading(bound.where, loading, (len(x), bound.latent_shape[0], num_functions))
     return loading
