@@ -55,7 +55,7 @@ class LBFGS:
         Raises:
             ArithmeticError: if the loss is not finite at the start of the step.
         """
-        start = self._read([p.detach() for p in self.params])
+        start = self.place
         if self._loss is None:
             self._loss, self._gradient = self._evaluate(closure)
             self.start_loss = self._loss
@@ -79,6 +79,15 @@ class LBFGS:
             self._pairs = [*self._pairs[1 - _HISTORY :], (move, change)]
         self._loss, self._gradient = new_loss, new_gradient
         return new_loss
+
+    @property
+    def place(self) -> Tensor:
+        """The parameters, in one vector of double precision."""
+        return self._read([p.detach() for p in self.params])
+
+    @place.setter
+    def place(self, place: Tensor) -> None:
+        self._write(place)
 
     @property
     def expected_gain(self) -> float:
