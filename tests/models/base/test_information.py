@@ -4,6 +4,7 @@ import pytest
 import torch
 from builders import normal, tensor, uniform
 from pyro import poutine
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern32
@@ -121,28 +122,26 @@ def test_single_precision_finds_the_same():
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_counts_have_the_curvature_of_their_evidence():
     """Against second differences of the largest bound."""
     x = uniform(60, seed=1)
     y = torch.poisson((torch.sin(5 * x[:, 0]) + 1).exp())
-    gp = nngp.VNNGP(x, y, Matern32(2, 1.0, torch.tensor(0.4)).double(), Poisson(), num_neighbors=12)
+    gp = nngp.VNNGP(x, y, Matern32(2, 1.0, torch.tensor([0.4, 0.5])).double(), Poisson(), num_neighbors=8)
     gp.solve()
     found, tensors = of_evidence(gp), list(gp.kernel.parameters())
 
     def evidence(shift):
         with torch.no_grad():
-            for tensor, change in zip(tensors, shift, strict=True):
-                tensor.add_(change)
+            before = parameters_to_vector(tensors)
+            vector_to_parameters(before + shift, tensors)
             with gp.profile.optimum(1e-7):
                 value = float(gp.profile.bound())
-            for tensor, change in zip(tensors, shift, strict=True):
-                tensor.sub_(change)
+            vector_to_parameters(before, tensors)
         return value
 
-    step, hessian = 0.05, torch.zeros(2, 2).double()
-    for i, a in enumerate(torch.eye(2).double() * step):
-        for j, b in enumerate(torch.eye(2).double() * step):
+    step, hessian = 0.05, torch.zeros(3, 3).double()
+    for i, a in enumerate(torch.eye(3).double() * step):
+        for j, b in enumerate(torch.eye(3).double() * step):
             hessian[i, j] = (evidence(a + b) - evidence(a - b) - evidence(b - a) + evidence(-a - b)) / (4 * step**2)
     torch.testing.assert_close(torch.linalg.inv(found.cov), -hessian, rtol=0.05, atol=0.02)
     assert gp.kernel.variance.item() == pytest.approx(1.0)  # as before
