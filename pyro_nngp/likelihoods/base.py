@@ -46,6 +46,7 @@ class Likelihood(GPModule):
         takes_limits: whether each datum has its limit of detection, which the method gets as ``limits``.
         takes_missing: whether NaN among the data is a missing value; such a likelihood gets its data outputs first.
         is_gaussian: whether all data are f with Gaussian noise.
+        shares_rows: whether the outputs of a row are one datum, such as counts of kinds.
         weights: in a bound copy for some rows of the data, their weights, which multiply log densities.
         sd_per_scale: a robust standard deviation of the noise, in multiples of the attribute `scale`.
 
@@ -66,6 +67,7 @@ class Likelihood(GPModule):
     takes_limits: bool = False
     takes_missing: bool = False
     is_gaussian: bool = False
+    shares_rows: bool = False
     weights: Tensor | None = None
     sd_per_scale: float = 1.0
 

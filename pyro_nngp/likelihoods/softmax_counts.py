@@ -52,6 +52,7 @@ class Multinomial(Likelihood):
     expectation = "to be counts 0, 1, 2, .."
     cure = "Pass numbers of cases, not shares."
     takes_trials = True
+    shares_rows = True
     total_count: Any = 1
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ an infinite level. Under a flat prior the level has no posterior then, so that i
 (:class:`~pyro_nngp.means.BasisMean`). A start is the nearest level at which all data lose half a nat, about where half
 of one more datum of the other kind would put it.
 
-Cost: five expectations at 1,000 rows for each function that shares data with others, or for all; where these do not
-bound a level, five at all rows, and twenty for the nearest level. Symbols: N data, L functions, G levels.
+Cost: five expectations at 1,000 rows for each function that shares data with others, or for all; where these may not
+bound a level, fifteen more, and as many and twenty more at all rows. Symbols: N data, L functions, G levels.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.rows import Rows
 
 _ROWS = 1000  # that tell at first
-_FAR, _NARROW = 30.0, 1e-6  # distance in units of f; standard deviation of f
+_FAR, _NARROW, _GRID = 30.0, 1e-6, 17  # distance in units of f; standard deviation of f; moves tried on a side
 _ROUNDING = 1e-2  # nats; a datum that bounds the level loses far more
 _LOST, _HALVINGS = 0.5, 20  # nats at the nearest level, and steps of the search for it
 
@@ -46,13 +46,14 @@ def unbounded_levels(rows: Rows, bound: Bound, unit: float) -> Unbounded:
         bound: the hyperparameters, with a mean function that is linear in coefficients.
         unit: typical spread of f.
     """
-    zero = rows.x.new_zeros(bound.mean_function.own_shape or 1)
-    sides = _sides(_density(rows, bound, slice(_ROWS)), zero, unit)
-    if not bool(sides.any()):
+    zero, f = rows.x.new_zeros(bound.mean_function.own_shape or 1), rows.mean(bound)
+    far = 2 * _FAR * unit + float(f.amax() - f.amin() if rows.is_whole else rows.total(f.square().sum()).sqrt())
+    ends = _ends(_density(rows, bound, slice(_ROWS)), zero, far)
+    if not bool(ends.any()):
         return Unbounded((False,) * len(zero), zero)
     density = _density(rows, bound, rows.own)
-    sides = _sides(density, zero, unit)
-    return Unbounded(tuple((sides != 0).tolist()), _nearest(density, sides * _FAR * unit))
+    ends = _ends(density, zero, far)
+    return Unbounded(tuple((ends != 0).tolist()), _nearest(density, ends))
 
 
 def _density(rows: Rows, bound: Bound, part: slice) -> Callable[[Tensor], Tensor]:
@@ -65,23 +66,28 @@ def _density(rows: Rows, bound: Bound, part: slice) -> Callable[[Tensor], Tensor
     def density(move: Float[Tensor, " G"]) -> Float[Tensor, " G"]:
         if not own:
             moved = [f + move]
-        elif likelihood.num_latents is None:  # each function has data of its own
+        elif likelihood.num_latents is None and not likelihood.shares_rows:  # each function has data of its own
             moved = [f + move[:, None]]
         else:
             moved = [f + alone[:, None] for alone in torch.diag(move)]
         each = [likelihood.expected_log_prob(y, loc, var).sum(-1) for loc in moved]
-        return rows.total(torch.stack(each) if own else each[0].sum()).reshape(-1)
+        alone = own and len(moved) == 1
+        return rows.total(each[0] if alone else torch.stack([value.sum() for value in each])).reshape(-1)
 
     return density
 
 
-def _sides(density: Callable[[Tensor], Tensor], zero: Float[Tensor, " G"], unit: float) -> Float[Tensor, " G"]:
-    """The side on which each level is unbounded; 0 for none."""
-    here, sides = density(zero), zero
-    for side in (-1.0, 1.0):
-        far, farther = density(zero + side * _FAR * unit), density(zero + 2 * side * _FAR * unit)
-        sides = torch.where((far >= here) & (farther >= far - _ROUNDING), side, sides)
-    return sides
+def _ends(density: Callable[[Tensor], Tensor], zero: Float[Tensor, " G"], far: float) -> Float[Tensor, " G"]:
+    """For each level the move, of size `far`, than which none is better on its side; 0 where there is none."""
+    here, ends = density(zero), zero
+    for end in (-far, far):
+        value = density(zero + end)
+        best = torch.maximum(here, density(zero + end / 2))
+        if bool((value >= best - _ROUNDING).any()):
+            between = [density(zero + end * share) for share in torch.linspace(0, 1, _GRID)[1:-1].tolist()]
+            best = torch.stack([best, *between]).amax(0)
+        ends = torch.where((value >= best - _ROUNDING) & (value >= here), end, ends)
+    return ends
 
 
 def _nearest(density: Callable[[Tensor], Tensor], end: Float[Tensor, " G"]) -> Float[Tensor, " G"]:

@@ -14,6 +14,7 @@ from pyro_nngp.likelihoods import (
     Censored,
     Gaussian,
     Hurdle,
+    Multinomial,
     NegativeBinomial,
     Occupancy,
     Poisson,
@@ -36,6 +37,7 @@ def rare(n=N):
 
 
 @QUIET
+@pytest.mark.filterwarnings("ignore:.*offset has values", "ignore:.*outputs")
 @pytest.mark.parametrize(
     ("likelihood", "y", "given", "held"),
     [
@@ -63,6 +65,9 @@ def rare(n=N):
         (lambda: Censored(Gaussian(), upper=1.0), ONE, {}, (True,)),
         (lambda: Censored(Gaussian(), upper=1.0), HALF, {}, ()),
         (lambda: Censored(Gaussian(), upper="limits"), 3 + HALF, {"limits": 3 + HALF}, (True,)),
+        (Multinomial, torch.stack([HALF, 3 - HALF], -1), {"trials": 3 * ONE}, ()),
+        (Multinomial, torch.stack([ZERO, 3 * ONE], -1), {"trials": 3 * ONE}, (True, True)),
+        (Poisson, HALF, {"offset": 300 + 50 * HALF}, ()),  # an exposure in place of its logarithm
         (Gaussian, ONE, {}, ()),
         (StudentT, HALF + 1e4 * rare(), {}, ()),
     ],
