@@ -159,7 +159,7 @@ def hold_unbounded_levels(method: Any, at: Any = None) -> None:
     if not (isinstance(mean, BasisMean) and mean.is_free):
         return
     found = unbounded_levels(method.rows, method.bound() if at is None else read(method, at), method._unit)
-    if at is not None:
+    if at is not None and any(found.held):
         mean.shift(found.move)
     mean.held = found.held if any(found.held) else ()
 

@@ -71,8 +71,8 @@ def _density(rows: Rows, bound: Bound, part: slice) -> Callable[[Tensor], Tensor
         else:
             moved = [f + alone[:, None] for alone in torch.diag(move)]
         each = [likelihood.expected_log_prob(y, loc, var).sum(-1) for loc in moved]
-        alone = own and len(moved) == 1
-        return rows.total(each[0] if alone else torch.stack([value.sum() for value in each])).reshape(-1)
+        by_function = own and len(moved) == 1
+        return rows.total(each[0] if by_function else torch.stack([value.sum() for value in each])).reshape(-1)
 
     return density
 
