@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _ENOUGH_STEPS = 40  # to judge a trace of losses
 _STEEP = 0.02  # nats per data point in an eighth of the steps
 _STANDARD_ERRORS = 3.0
+_RECOVERED = 0.7  # of the turns of rounds between solutions, after one without a turn
 
 
 class Plateau:
@@ -46,6 +48,39 @@ class Plateau:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         self.best, self.gain, self.misses = state["best"], state["gain"], state["misses"]
+
+
+class Rounds:
+    """Rounds of steps between solutions; one that goes back where the last one came from is shortened.
+
+    The loss between solutions is near the one that is minimized where it starts, and no farther: parameters may go back
+    and forth between two places for ever. Each turn makes the parts of the way smaller, each round without one larger.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, Tensor] = {}
+
+    def end(self, place: Tensor) -> Tensor:
+        """The place (P,) from which to go on after a round that ended at another one."""
+        start, before, turns = (part.to(place) for part in (self._last or self.first(place)).values())
+        step = place - start
+        turns = turns + 1 if step @ (start - before) < 0 else _RECOVERED * turns
+        place = start + step / (1 + turns) if self._last else place
+        self._last = {"start": place, "before": start, "turns": turns}
+        return place
+
+    @staticmethod
+    def first(place: Tensor) -> dict[str, Tensor]:
+        """The state before the first round."""
+        return {"start": place, "before": place, "turns": place.new_zeros(())}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that later rounds depend on; nothing before the first one."""
+        return self._last
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Continue from a state."""
+        self._last = state
 
 
 def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | None:

@@ -19,7 +19,7 @@ from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.batches import Subsample
-from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
+from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
 from pyro_nngp.inference.svi.cubature import CubatureELBO
 from pyro_nngp.inference.svi.defaults import (
     alternates,
@@ -51,7 +51,6 @@ _MANY_ROWS = 2500  # below which L-BFGS has a smaller tolerance: .25 nats in all
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
-_RECOVERED = 0.7  # of the turns of rounds between solutions, after one without a turn
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _RUNAWAY = 0.1  # rise of the objective in a round, in nats per data point, after which the best parameters are restored
@@ -143,7 +142,8 @@ class Trainer:
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
-        self.kept_parameters: dict[str, Tensor] = {}  # of Adam's best round; of L-BFGS between solutions
+        self.best_parameters: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
+        self.rounds = Rounds()  # of L-BFGS between solutions
         self.objective = math.inf
         scored = shuffled(num_data, seed)[:_PROBE]
         self.store = None if checkpoint is None else self.ranks.store(checkpoint.path)
@@ -179,7 +179,7 @@ class Trainer:
         if self.automatic and self.state.quasi_newton is None:
             self.objective = self.state.objective(_PROBE)
             if math.isfinite(self.objective):
-                self.plateau.best, self.kept_parameters = self.objective, self.state.parameters()
+                self.plateau.best, self.best_parameters = self.objective, self.state.parameters()
         if self.validation is not None and self.validation.at_start:
             self._validate(True)
 
@@ -246,8 +246,7 @@ class Trainer:
         if self.best is not None:
             self.state.restore(self.best)
             return
-        is_adam = self.state.quasi_newton is None
-        if is_adam and self.kept_parameters and not self.objective <= self.plateau.best + self.tolerance:
+        if self.best_parameters and not self.objective <= self.plateau.best + self.tolerance:
             self._restore_best_round()
             return
         moved = self._refresh_if_moved()  # after the checkpoint is written, so that a resumed run starts from before
@@ -317,16 +316,16 @@ class Trainer:
         """Keep the best parameters; slow down after a round without gain, restore them if the loss ran away."""
         self.objective = self.state.objective(_PROBE)
         if self.objective < self.plateau.best:
-            self.kept_parameters = self.state.parameters()
+            self.best_parameters = self.state.parameters()
         stalled = self.plateau.observe(self.objective)
-        if self.kept_parameters and not self.objective <= self.plateau.best + _RUNAWAY:
+        if self.best_parameters and not self.objective <= self.plateau.best + _RUNAWAY:
             self._restore_best_round()
         if stalled:
             self.state.slow_down(_SLOWER)
 
     def _restore_best_round(self) -> None:
         """Restore the parameters of the best round, with their neighbors and solutions."""
-        self.state.put_back(self.kept_parameters)
+        self.state.put_back(self.best_parameters)
         if self.refresh_every != 0 and isinstance(self.method, Refreshable):
             self._refresh()
         if self.solving:
@@ -348,7 +347,7 @@ class Trainer:
             stalled = self.stalls == _STALLS
             self.round_start, self.stalls = state.step, 0
             if self.solving and not self.alternating:
-                self._shorten_round(optimizer)
+                optimizer.place = self.rounds.end(optimizer.place)
             refreshed = self._refresh_if_moved()
             if self.solving:
                 self._solve()
@@ -365,20 +364,6 @@ class Trainer:
             self._refresh()
             optimizer.forget()
         self._validate(ends)
-
-    def _shorten_round(self, optimizer: LBFGS) -> None:
-        """Take a part of the way of a round that goes back where the last one came from.
-
-        The loss between solutions is near the one that is minimized where it starts, and no farther: parameters may
-        go back and forth between two places for ever. Each turn makes the parts smaller, each round on the way larger.
-        """
-        now = optimizer.place
-        start, before, turns = (self.kept_parameters or _rounds_at(now)).values()
-        step = now - start
-        turns = turns + 1 if step @ (start - before) < 0 else _RECOVERED * turns
-        if self.kept_parameters:
-            optimizer.place = start + step / (1 + turns)
-        self.kept_parameters = {"start": optimizer.place, "before": start, "turns": turns}
 
     def _score_round(self) -> None:
         """Score a round by the method's criterion, and keep the best state; two rounds without gain are convergence."""
@@ -474,7 +459,7 @@ class Trainer:
         """The content of a checkpoint: everything that the rest of the run depends on."""
         course = {name: getattr(self, name) for name in _COURSE}
         state = {"run": self.state.state(), "course": course, "plateau": self.plateau.state()}
-        kept = {"found_at": self.metric_at_refresh, "good": self.kept_parameters}
+        kept = {"found_at": self.metric_at_refresh, "good": self.best_parameters or self.rounds.state()}
         return state | kept | {"scores": self.scores, "best": self.best}
 
     def _load(self) -> None:
@@ -487,7 +472,7 @@ class Trainer:
             check_schema("fit", saved["best"], self.state.snapshot(), "checkpoint['best']")
         if saved["good"]:
             optimizer, parameters = self.state.quasi_newton, self.state.parameters()
-            like = parameters if optimizer is None else _rounds_at(optimizer.place)
+            like = parameters if optimizer is None else Rounds.first(optimizer.place)
             check_schema("fit", saved["good"], like, "checkpoint['good']")
         self.state.load(saved["run"])
         for name in _COURSE:
@@ -496,9 +481,7 @@ class Trainer:
         pairs = zip(saved["found_at"], self.metric_at_refresh, strict=True)
         self.metric_at_refresh = [there.to(here) for there, here in pairs]
         self.scores, self.best = [tuple(pair) for pair in saved["scores"]], saved["best"]
-        self.kept_parameters = saved["good"]
-
-
-def _rounds_at(place: Tensor) -> dict[str, Tensor]:
-    """What is known of the rounds of L-BFGS before the first one."""
-    return {"start": place, "before": place, "turns": place.new_zeros(())}
+        if self.state.quasi_newton is None:
+            self.best_parameters = saved["good"]
+        else:
+            self.rounds.load(saved["good"])

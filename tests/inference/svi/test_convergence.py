@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
+from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
 
 
 def test_a_plateau_is_a_round_too_many_without_an_improvement():
@@ -16,6 +16,18 @@ def test_a_plateau_is_a_round_too_many_without_an_improvement():
     assert plateau.converged
     worse = Plateau(0.01, cuts=9)
     assert [worse.observe(value) for value in (1.0, 2.0, 1.5)] == [False, True, True]
+
+
+def test_rounds_that_go_back_and_forth_end_between_the_two_places_and_others_are_left_alone():
+    place, rounds, steady = torch.tensor([1.0, 0.0]).double(), Rounds(), Rounds()
+    for number in range(40):
+        if number == 20:  # as a checkpoint does
+            state, rounds = rounds.state(), Rounds()
+            rounds.load(state)
+        place = rounds.end(-1.5 * place)  # by themselves they would go ever farther
+        ahead = torch.tensor([float(number), 2.0])
+        assert torch.equal(steady.end(ahead), ahead)
+    assert place.norm() < 1e-3
 
 
 def test_falling_losses_are_told_from_noise():
