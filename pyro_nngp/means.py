@@ -105,9 +105,11 @@ class BasisMean(GPModule):
         free = torch.tensor([not held for held in self.held] or [True], device=values.device)
         return free.expand(self.own_shape) if self.own_shape else free[0]
 
-    def at_held(self, values: Float[Tensor, "..."], others: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Values of coefficients, with others of the functions whose coefficients are held."""
-        return torch.where(self.free(values), values, others.to(values)) if any(self.held) else values
+    def unless_held(self, name: str, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Values of an attribute, with the present ones, without gradient, of functions whose coefficients are held."""
+        if not any(self.held):
+            return values
+        return torch.where(self.free(values), values, getattr(self, name).detach().to(values))
 
     def set_posterior(self, loc: Float[Tensor, "*own p"], cov: Float[Tensor, "*own p p"]) -> None:
         """Take over the posterior of the coefficients, of each function or of all; parameters take its mean."""
@@ -175,7 +177,7 @@ class ConstantMean(BasisMean):
             self.is_set = True
 
     def forward(self, x: Tensor) -> Tensor:
-        value = self.at_held(self.value, self.value.detach()).to(x.dtype)
+        value = self.unless_held("value", self.value).to(x.dtype)
         return value.expand(*x.shape[:-1], *value.shape)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
@@ -187,7 +189,7 @@ class ConstantMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        assign(self, "value", self.at_held(coefficients[0], self.value))
+        assign(self, "value", self.unless_held("value", coefficients[0]))
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
@@ -286,7 +288,7 @@ class LinearMean(BasisMean):
 
     def forward(self, x: Tensor) -> Tensor:
         value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), self._centered(x)
-        value, slope = (self.at_held(part, part.detach()) for part in (value, slope))
+        value, slope = self.unless_held("value", value), self.unless_held("slope", slope)
         return value + ((x * slope).sum(-1) if self._single else x @ slope)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
@@ -298,8 +300,8 @@ class LinearMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        assign(self, "value", self.at_held(coefficients[0], self.value))
-        assign(self, "slope", self.at_held(coefficients[1:], self.slope))
+        assign(self, "value", self.unless_held("value", coefficients[0]))
+        assign(self, "slope", self.unless_held("slope", coefficients[1:]))
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:

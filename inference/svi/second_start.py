@@ -63,13 +63,9 @@ def kind_of(method: Any) -> str | None:
     y, started = method.y, method.started_hyperparameters
     has_kernel = isinstance(method.kernel, torch.nn.Module) and not isinstance(method.kernel, torch.nn.ModuleList)
     is_one = isinstance(y, torch.Tensor) and y.dim() == 1 and 2 < len(y) <= _ROWS and has_kernel
-    if (
-        not is_one
-        or bool(y.min() == y.max())
-        or graph_of(method) is None
-        or has_unsolved_priors(method)
-        or not method.likelihood.is_gaussian
-    ):
+    if not is_one or graph_of(method) is None or has_unsolved_priors(method) or not method.likelihood.is_gaussian:
+        return None
+    if bool(y.min() == y.max()):
         return None
     if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(started):
         return None

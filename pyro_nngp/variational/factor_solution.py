@@ -117,7 +117,7 @@ def regression_of(given: Any, loadings: FactorLoadings) -> Regression:
     center[:, 1:] = 0.0
     precision = (width / loadings.unit.double()[:, None]).square()
     if solves:
-        precision = mean.at_held(precision.mT, _HELD * precision.mT).mT
+        precision = torch.where(mean.free(precision)[:, None], precision, _HELD * precision)
     fixed = present - coefficients @ basis.mT
     return Regression(mean if solves else None, basis, coefficients, fixed, center, precision)
 
@@ -385,3 +385,6 @@ def _white(size: int, like: Float[Tensor, "F N"]) -> tuple[Float[Tensor, "S q"],
     shapes = (count, size), (count, *like.shape)
     first, second = (torch.randn(s, generator=generator, device="cpu", dtype=torch.float64) for s in shapes)
     return first.to(like), second.to(like)
+
+
+__all__ = ["FactorSolution", "Regression", "find_intervals", "regression_of", "solve_factors"]

@@ -190,7 +190,7 @@ class LatentPrior:
         if limited:
             spread = average(self.variance, self._total).sqrt()
             change = change.clamp(-spread, spread)
-        change = change * free.reshape(change.shape)
+        change = torch.where(free.reshape(change.shape), change, 0.0)  # a curvature of 0 leaves no number
         return change, change * gain
 
 

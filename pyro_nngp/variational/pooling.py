@@ -82,8 +82,9 @@ class PooledObservations:
         self._places = places_of(table, seed)
         self._levels: list[Cells] = []
         places = self._places
-        extent = places.total((places.x - places.x[:1]).abs().sum())
-        if places.count <= _FACTOR * num_neighbors or not bool(extent > 0):  # few places, or the same one
+        if places.count <= _FACTOR * num_neighbors:
+            return
+        if not bool(places.total((places.x - places.x[:1]).abs().sum()) > 0):  # all are the same place
             return
         probes = places.x[places.sample(_PROBES)]
 
