@@ -26,7 +26,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
-from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_inverse, factor_log_det, factor_solve
+from pyro_nngp.linalg.dense_factor import (
+    add_diagonal,
+    cholesky,
+    factor_inverse,
+    factor_log_det,
+    factor_solve,
+    half_solve,
+)
 from pyro_nngp.linalg.multifrontal import MultifrontalFactor
 from pyro_nngp.linalg.nested_dissection import Elimination, families_of, nested_dissection
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor, determines
@@ -106,6 +113,13 @@ class CoupledPosterior:
     def solve(self, right: Float[Tensor, "*S L N"], tolerance: float = 1e-3) -> Float[Tensor, "*S L N"]:
         """P^-1 right; the tolerance is as of :meth:`mean`."""
         return self._solve(right.double(), torch.zeros_like(right, dtype=torch.float64), tolerance, 0.0)
+
+    def inner_products(self, right: Float[Tensor, "S L N"]) -> Float[Tensor, "S S"]:
+        """Right P^-1 right', by a factor, in half the time of :meth:`solve`."""
+        if not self.is_dense:
+            return self.sparse.inner_products(right.flatten(1))
+        root = half_solve(self.tril, right.flatten(1).mT)
+        return root.mT @ root
 
     def covariances(self) -> Float[Tensor, "N L L"]:
         """Covariances of the latent values at each point, by a factor."""

@@ -37,6 +37,8 @@ from pyro_nngp.native import blocks as compiled
 from pyro_nngp.native import enabled, fronts
 
 _MANY = 16  # right-hand sides, for which products of matrices save more than calls for each front cost
+_AT_ONCE = 2048  # rows of a product of right-hand sides
+_WIDE, _PANEL = 800, 256  # border of which half a symmetric product saves time; its rows at once
 
 
 class MultifrontalFactor:
@@ -83,7 +85,7 @@ class MultifrontalFactor:
                     f"MultifrontalFactor: the precision of {len(diagonal)} values is singular."
                 )
             below = torch.linalg.solve_triangular(tril, matrix[:size, size:], upper=False)  # L21'
-            left_over[number] = torch.addmm(matrix[size:, size:], below.mT, below, alpha=-1)
+            left_over[number] = _less_squares(matrix[size:, size:], below)
             inverse, slope = self._blocks[number]
             torch.cholesky_inverse(tril, out=inverse)
             slope.copy_(torch.linalg.solve_triangular(tril.mT, below, upper=True))
@@ -100,12 +102,27 @@ class MultifrontalFactor:
             self._solve(z)
         return torch.empty_like(z).index_copy_(0, plan.order, z).mT.reshape(right.shape).to(right.device)
 
+    def inner_products(self, right: Float[Tensor, "L N"]) -> Float[Tensor, "L L"]:
+        """Right P^-1 right', in one pass over the factor's entries and with a copy of the right-hand sides."""
+        z = right.cpu().mT.index_select(0, self._plan.order)
+        self._eliminate(z)
+        total, block, first = z.new_zeros(z.shape[1], z.shape[1]), [], 0
+        for (own, _), (inverse, _) in zip(self._plan.places, self._blocks, strict=True):
+            block.append(inverse @ z[own])
+            if own.stop - first >= _AT_ONCE or own.stop == len(z):
+                total.addmm_(z[first : own.stop].mT, torch.cat(block))
+                block, first = [], own.stop
+        return total.to(right.device)
+
+    def _eliminate(self, z: Float[Tensor, "N L"]) -> None:
+        """Overwrite right-hand sides z, in the order of elimination, with L11 (L^-1 z) at the node of each front."""
+        for (own, border), (_, slope) in zip(self._plan.places, self._blocks, strict=True):
+            z.index_add_(0, border, slope.mT @ z[own], alpha=-1)
+
     def _solve(self, z: Float[Tensor, "N L"]) -> None:
         """Overwrite right-hand sides, in the order of elimination, with solutions."""
-        parts = list(zip(self._plan.places, self._blocks, strict=True))
-        for (own, border), (_, slope) in parts:
-            z.index_add_(0, border, slope.mT @ z[own], alpha=-1)
-        for (own, border), (inverse, slope) in reversed(parts):
+        self._eliminate(z)
+        for (own, border), (inverse, slope) in reversed(list(zip(self._plan.places, self._blocks, strict=True))):
             z[own] = torch.addmm(inverse @ z[own], slope, z[border], alpha=-1)
 
     @cached_property
@@ -160,6 +177,19 @@ def _views(stored: Float[Tensor, " E"], sizes: list[int], widths: list[int]) -> 
 def _square(workspace: Float[Tensor, " w"], size: int) -> Float[Tensor, "m m"]:
     """A square matrix in the first part of some memory."""
     return workspace[: size**2].view(size, size)
+
+
+def _less_squares(matrix: Float[Tensor, "b b"], factor: Float[Tensor, "s b"]) -> Float[Tensor, "b b"]:
+    """A symmetric matrix minus factor' factor, of which a wide one needs half."""
+    width = len(matrix)
+    if width < _WIDE:
+        return torch.addmm(matrix, factor.mT, factor, alpha=-1)
+    result = matrix.new_empty(width, width)
+    for first in range(0, width, _PANEL):
+        rows, until = slice(first, first + _PANEL), slice(first + _PANEL)
+        torch.addmm(matrix[rows, until], factor[:, rows].mT, factor[:, until], alpha=-1, out=result[rows, until])
+        result[:first, rows] = result[rows, :first].mT
+    return result
 
 
 def _add(matrix: Float[Tensor, "m m"], places: Int[Tensor, "F k"], blocks: Float[Tensor, "F k k"]) -> None:

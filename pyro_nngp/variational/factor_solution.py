@@ -17,8 +17,8 @@ logarithm: the prior does not shrink the loadings of a factor all together as fa
 (:meth:`~pyro_nngp.loadings.FactorLoadings.radial_precision`).
 
 Cost: per round a factor of the posterior precision with its moments, sparse or up to 3,000 latent values dense, and
-T (P + F) solutions with it. Where a sparse one is too large, two solutions by conjugate gradients, and every fourth
-round the information by blocks. Symbols: N points, T outputs, F factors, P basis functions.
+one pass over it with T (P + F) right-hand sides. Where a sparse one is too large, two solutions by conjugate
+gradients, and every fourth round the information by blocks. Symbols: N points, T outputs, F factors, P basis functions.
 """
 
 import math

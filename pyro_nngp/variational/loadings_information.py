@@ -49,7 +49,6 @@ from pyro_nngp.linalg.nested_dissection import families_of, in_units_of_distance
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.latent_evidence import moments_of_draws
 
-_RIGHT_SIDES = 256  # of solutions at once
 MOST_VALUES = 3000
 """Latent values of a block."""
 
@@ -112,8 +111,7 @@ def information_of_means(
     """
     design = torch.cat([basis, loc.mT], -1)
     cross = torch.einsum("pn,pl,nk->pkln", posterior.precision, posterior.loading[0], design).flatten(0, 1)
-    some = cross.split(_RIGHT_SIDES)  # the copies of a solution are of these alone
-    return torch.cat([posterior.solve(part).flatten(1) @ cross.flatten(1).mT for part in some])
+    return posterior.inner_products(cross)
 
 
 def volume_gradient(

@@ -56,6 +56,9 @@ def test_factors_give_covariances_and_determinant(sparse):
     posterior, *parts, _ = problem(0.1, sparse)
     system = dense(*parts)
     assert posterior.log_det() == pytest.approx(float(torch.logdet(system)), rel=1e-12)
+    right = torch.randn(4, 2, N, dtype=F64)
+    want = right.flatten(1) @ torch.linalg.inv(system) @ right.flatten(1).mT
+    torch.testing.assert_close(posterior.inner_products(right), want, rtol=1e-9, atol=1e-11)
     cov = torch.linalg.inv(system).view(2, N, 2, N).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
     torch.testing.assert_close(posterior.covariances(), cov, rtol=1e-9, atol=1e-12)
 

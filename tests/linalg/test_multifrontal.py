@@ -29,6 +29,13 @@ def system(num_columns, leaf, n=200):
     return plan, root, diagonal, families, dense, dense.mT @ dense + diagonal.diag()
 
 
+def test_inner_products_of_many_points():
+    plan, root, diagonal, _, _, precision = system(1, 16, n=2500)
+    right = normal(3, len(root))
+    found = MultifrontalFactor(plan, [root], diagonal).inner_products(right)
+    torch.testing.assert_close(found, right @ torch.linalg.solve(precision, right.mT), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(("num_columns", "leaf"), [(1, 10), (2, 4), (2, 16), (3, 16), (2, 200)])
 def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_columns, leaf):
     plan, root, diagonal, families, dense_root, precision = system(num_columns, leaf)
@@ -39,11 +46,26 @@ def test_solutions_determinant_and_inverse_are_those_of_the_dense_matrix(num_col
     torch.testing.assert_close(factor.solve(right[0]), inverse @ right[0], rtol=1e-9, atol=1e-11)
     many = normal(4, 5, len(root))  # in products of matrices
     torch.testing.assert_close(factor.solve(many), many @ inverse, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(factor.inner_products(right), right @ inverse @ right.mT, rtol=1e-9, atol=1e-11)
     assert torch.equal(right, before)
     assert factor.log_det == pytest.approx(float(torch.logdet(precision)), rel=1e-12)
     variances, (products,) = factor.moments
     torch.testing.assert_close(variances, inverse.diagonal(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(products, (dense_root @ inverse).gather(-1, families), rtol=1e-9, atol=1e-11)
+
+
+def test_wide_borders():
+    leaves, others = 3, 1100
+    x = torch.cat([-1 - 100 * torch.arange(leaves), torch.arange(others)]).to(F64)[:, None] / others
+    families = torch.cat([torch.arange(leaves)[:, None], (leaves + torch.arange(others)).expand(leaves, others)], -1)
+    root, diagonal = normal(*families.shape), uniform(leaves + others, 1)[:, 0] + 0.5
+    plan = nested_dissection(x, [families], leaf=8)
+    assert int(plan.widths.max()) > 1000
+    dense = torch.zeros(leaves, leaves + others, dtype=F64).scatter_(-1, families, root)
+    inverse = (dense.mT @ dense + diagonal.diag()).inverse()
+    factor, right = MultifrontalFactor(plan, [root], diagonal), normal(5, leaves + others)
+    torch.testing.assert_close(factor.solve(right), right @ inverse, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(factor.moments[0], inverse.diagonal(), rtol=1e-8, atol=1e-10)
 
 
 def test_a_factor_of_tensors_on_a_device_gives_results_there():
@@ -52,8 +74,10 @@ def test_a_factor_of_tensors_on_a_device_gives_results_there():
     with pretended_device():
         there = MultifrontalFactor(plan, [root.to(DEVICE)], diagonal.to(DEVICE))
         found = [there.solve(right.to(DEVICE)), there.moments[0], *there.moments[1], *there.covariances([0])]
+        found.append(there.inner_products(right.to(DEVICE)))
         assert all(each.device == DEVICE for each in found)
         want = [here.solve(right), here.moments[0], *here.moments[1], *here.covariances([0])]
+        want.append(here.inner_products(right))
         assert all(torch.equal(a.cpu(), b) for a, b in zip(found, want, strict=True))
     assert there.log_det == here.log_det
 
