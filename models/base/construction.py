@@ -164,10 +164,16 @@ def hold_unbounded_levels(method: Any, at: Any = None) -> None:
     mean.held = found.held if any(found.held) else ()
 
 
-def free_bounded_levels(method: Any) -> None:
-    """Let go of levels that are held and that more data bound; all processes must call it."""
-    if getattr(method._modules.get("mean"), "held", ()):
+def free_bounded_levels(method: Any) -> bool:
+    """Let go of levels that are held and that more data bound, and return whether there are any.
+
+    All processes must call it.
+    """
+    mean = method._modules.get("mean")
+    before = sum(getattr(mean, "held", ()))
+    if before:
         hold_unbounded_levels(method)
+    return before > sum(getattr(mean, "held", ()))
 
 
 def changed(method: nn.Module, first: Mapping[str, Tensor]) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._autograd import is_transformed
-from pyro_nngp._checks import check_new_inputs, fail, undefined
+from pyro_nngp._checks import check_new_inputs, fail, undefined, warn
 from pyro_nngp._locks import exclusive, shared
 from pyro_nngp._versions import Kept
 from pyro_nngp.bound import Bound, read, versions_of
@@ -372,6 +372,9 @@ class Method(GPModule):
             ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
             RuntimeError: under ``torch.inference_mode()``.
 
+        Warns:
+            UserWarning: if the rows bound a level of f that was held, so that the kernel wants training again.
+
         Whatever it raises, the method stays as it was. It waits for predictions of other threads, and these for it.
 
         Cost: the search for the neighbors, and ``solve`` where the method has latent values.
@@ -445,7 +448,9 @@ class Method(GPModule):
             self.y = torch.cat([self.y, y])
         for name, value in by_row.items():
             setattr(self, name, torch.cat([getattr(self, name), value]))
-        construction.free_bounded_levels(self)
+        if construction.free_bounded_levels(self):
+            text = "the kernel to be trained on data that bound the level of f, which rows before these did not"
+            warn(f"{type(self).__name__}.extend: expected {text}. Call fit again.")
 
     def _repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
         """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""

@@ -148,7 +148,8 @@ def test_more_data_free_a_level():
     gp.solve()
     far = torch.full((1, 2), 50.0, dtype=F64)
     torch.testing.assert_close(gp(far)[1], gp.kernel.variance[None], rtol=1e-5, atol=0.0)
-    gp.extend(x[N:], y[N:])
+    with pytest.warns(UserWarning, match="extend: expected the kernel to be trained .* Call fit again"):
+        gp.extend(x[N:], y[N:])
     assert gp.mean.held == ()
     for each in 5 * [gp, whole]:  # steps of the level are limited
         each.solve()
