@@ -68,7 +68,7 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _DAMPING = 0.1  # of the marginals of phi from step to step
 _RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
-_MOST = 8  # most hyperparameters whose mode is sought by differences
+_MOST, _MUCH = 8, 1.0  # most hyperparameters whose mode is sought by differences; nats to it that call for a warning
 _IMPOSSIBLE, _FAR_FROM_DATA = -1e10, (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError)
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 
@@ -118,7 +118,8 @@ class AutoNNGP(AutoGuide):
 
     Warns:
         UserWarning: if importance weights at the first call, of the first 100 draws after training or in ``quantiles``
-            show that the guide is far from the posterior; if the hyperparameters start at values in Pyro's param store.
+            show that the guide is far from the posterior; if no mode of the hyperparameters is found; if they start at
+            values in Pyro's param store.
 
     Reference: Rue, Martino, Chopin (2009), "Approximate Bayesian inference for latent Gaussian models by using
     integrated nested Laplace approximations", JRSS B.
@@ -134,8 +135,8 @@ class AutoNNGP(AutoGuide):
         check_program("AutoNNGP", model)
         check_callable("AutoNNGP", "init_loc_fn", init_loc_fn, "Pass one of pyro.infer.autoguide.initialization.")
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
-        super().__init__(InitMessenger(init_loc_fn)(model))
-        self._model, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide
+        super().__init__(model)
+        self._model, self._init_scale = (model, init_loc_fn), init_scale  # not a part of the guide, nor of its files
         self._program: Any = None  # after the first call
         self.space = Unconstrained([], [], [], [])
         self._draws: list[Weighted] = []  # after training
@@ -143,6 +144,12 @@ class AutoNNGP(AutoGuide):
         self.hyperparameters: list[str] = []
 
     # The program: its sites, and the first values of all parameters.
+
+    @property
+    def model(self) -> Callable:
+        """The program with its first values, a run of which is the prototype."""
+        program, init_loc_fn = self._model
+        return InitMessenger(init_loc_fn)(program)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
@@ -300,7 +307,11 @@ class AutoNNGP(AutoGuide):
                 self._center = before[1]
             return bound
 
-        mode, cov = laplace.mode(self._log_evidence, self.loc.double().cpu().numpy(), move)
+        mode, cov, left = laplace.mode(self._log_evidence, self.loc.double().cpu().numpy(), move)
+        if left > _MUCH:
+            text = f"a density that still rises, by {left:.2g} nats with the next step"
+            cure = "Start nearer to the data, by init_loc_fn=init_to_value(values={...}), or look for runaway ones."
+            warn(f"AutoNNGP: expected the mode of {', '.join(self.hyperparameters)}, got {text}. {cure}")
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self._set_loc(torch.from_numpy(mode).to(self.loc), tril.norm(dim=1))
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]

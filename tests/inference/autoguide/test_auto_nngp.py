@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
-from pyro.infer.autoguide import AutoGuideList
+from pyro.infer.autoguide import AutoGuideList, init_to_value
 from pyro.optim import Adam
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, to_arviz
@@ -642,3 +642,27 @@ def test_an_unknown_shape_of_data_is_found():
     shape, scale = guide.median()["shape"], guide.scale[guide.hyperparameters.index("shape")]
     assert 1.5 < shape < 5
     assert 0.1 < scale < 0.4
+
+
+@pytest.mark.parametrize("start", [{"lengthscale": 3.0, "noise": 0.01}, {"lengthscale": 0.02, "noise": 3.0}])
+def test_the_mode_is_found_from_far_away(start):
+    """Between small noise and the mode the evidence of long ranges is no concave function."""
+    near = AutoNNGP(unknown_scales)
+    near()
+    pyro.clear_param_store()
+    values = {name: number(value) for name, value in start.items()}
+    guide = AutoNNGP(unknown_scales, init_loc_fn=init_to_value(values=values))
+    guide()
+    torch.testing.assert_close(guide.loc, near.loc, rtol=0.0, atol=0.05)
+
+
+def test_hyperparameters_without_a_mode_within_reach_are_reported():
+    def model():
+        pyro.sample("far", dist.LogNormal(number(99.0), 1.0))
+        unknown_scales()
+
+    guide = AutoNNGP(model, init_loc_fn=init_to_value(values={"far": number(1.0)}))
+    with pytest.warns(
+        UserWarning, match="expected the mode of far, lengthscale, noise, got a density that still rises"
+    ):
+        guide()

@@ -22,7 +22,9 @@ class Counted:
 
 def mode(log_density, start):
     """The mode of a density that holds everywhere."""
-    return laplace.mode(log_density, start, lambda u, least: log_density(u))
+    found, cov, left = laplace.mode(log_density, start, lambda u, least: log_density(u))
+    assert left == 0.0
+    return found, cov
 
 
 def normal(u):
@@ -72,6 +74,36 @@ def test_a_density_that_holds_near_a_point_alone_is_followed_by_moves():
             center[0] = u[0]
         return exact(u)
 
-    found, cov = laplace.mode(local, np.zeros(1), move)
+    found, cov, _ = laplace.mode(local, np.zeros(1), move)
     assert abs(found[0] - 3) < 1e-6
     np.testing.assert_allclose(cov, [[1 / 16]], rtol=0.3)  # the fourth power has a part in the differences
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_start_far_from_the_mode(seed):
+    """The evidence of a process by logs of variance, range and noise, which is not concave where the noise is small."""
+    random = np.random.default_rng(seed)
+    x = np.sort(random.uniform(0, 10, 60))
+    distance = np.sqrt(3) * np.abs(x[:, None] - x)
+
+    def cov(variance, scale):
+        return variance * (1 + distance / scale) * np.exp(-distance / scale)
+
+    y = np.linalg.cholesky(cov(0.45, 0.6) + 1e-9 * np.eye(60)) @ random.standard_normal(60)
+    y += 0.58 * random.standard_normal(60)
+
+    def log_density(u):
+        variance, scale, noise = np.exp(u)
+        total = cov(variance, scale) + noise**2 * np.eye(60)
+        evidence = -np.linalg.slogdet(total)[1] - y @ np.linalg.solve(total, y)
+        return float(evidence - np.square(u - np.log([0.5, 1.0, 0.3])).sum()) / 2
+
+    near, _ = mode(log_density, np.log([0.5, 0.6, 0.5]))
+    far, _ = mode(log_density, np.log([3.0, 30.0, 0.02]))
+    np.testing.assert_allclose(far, near, atol=0.05)
+
+
+def test_what_is_left_where_there_is_no_mode():
+    found, _, left = laplace.mode(lambda u: float(3 * u[0]), np.zeros(1), lambda u, least: float(3 * u[0]))
+    assert found[0] > 10
+    assert left == pytest.approx(1.5)
