@@ -22,7 +22,7 @@ if _typing.TYPE_CHECKING:
         variational,
     )
     from pyro_nngp.adapters.maps import predict_grid
-    from pyro_nngp.distributions import NNGP, FullScaleNNGP, NNGPReparam
+    from pyro_nngp.distributions import NNGP, FullScaleNNGP, FullScaleReparam, NNGPReparam
     from pyro_nngp.inference import AutoNNGP, cross_validate, fit, to_arviz
     from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
@@ -42,6 +42,7 @@ __all__ = [
     "AutoNNGP",
     "CoregionalizedLOO",
     "FullScaleNNGP",
+    "FullScaleReparam",
     "MLLk",
     "NNGPReparam",
     "NeighborGraph",
@@ -65,6 +66,7 @@ __all__ = [
 _HOME = {
     "AutoNNGP": "inference",
     "FullScaleNNGP": "distributions",
+    "FullScaleReparam": "distributions",
     "NNGP": "distributions",
     "NNGPReparam": "distributions",
     "NeighborGraph": "neighbors",

@@ -27,7 +27,7 @@ NAMES = {
     """,
     "distributed": "join_group ParquetColumns ProcessError ShardedData World",
     "distributions": """
-        FullScaleNNGP GeneralizedPareto InverseGaussian Mixture NNGP NNGPReparam NormalLaplace PolyaGamma
+        FullScaleNNGP FullScaleReparam GeneralizedPareto InverseGaussian Mixture NNGP NNGPReparam NormalLaplace PolyaGamma
         SparseCholeskyNormal Tweedie in_plate
     """,
     "hyperparameters": """
@@ -95,7 +95,7 @@ def test_a_room_shows_only_its_public_names(room):
 
 def test_the_front_door_shows_methods_and_rooms():
     rooms = "data distributed distributions inference kernels likelihoods models neighbors variational"
-    own = "FullScaleNNGP NeighborGraph NNGP NNGPReparam"
+    own = "FullScaleNNGP FullScaleReparam NeighborGraph NNGP NNGPReparam"
     names = f"{METHODS} {rooms} {own} AutoNNGP cross_validate fit load predict_grid to_arviz __version__"
     assert sorted(pyro_nngp.__all__) == sorted(names.split()) == sorted(dir(pyro_nngp))
     values = {name: value for name, value in vars(pyro_nngp).items() if not name.startswith("_")}

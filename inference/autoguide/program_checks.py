@@ -16,7 +16,7 @@ from pyro_nngp.inference.autoguide.quadratics import Observations
 def check_sites(sites: Mapping[str, Any]) -> None:
     """Raise unless a program has a process and no discrete latent sites."""
     if not any(isinstance(gaussian_base(site["fn"]), NNGP) for site in sites.values()):
-        cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch.'
+        cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch; of a FullScaleNNGP see FullScaleReparam.'
         fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
     discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
     if discrete:

@@ -6,12 +6,13 @@ from pyro_nngp.distributions.nngp import NNGP, in_plate
 from pyro_nngp.distributions.normal_laplace import NormalLaplace
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.positive import GeneralizedPareto, InverseGaussian, Tweedie
-from pyro_nngp.distributions.reparam import NNGPReparam
+from pyro_nngp.distributions.reparam import FullScaleReparam, NNGPReparam
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
 __all__ = [
     "NNGP",
     "FullScaleNNGP",
+    "FullScaleReparam",
     "GeneralizedPareto",
     "InverseGaussian",
     "Mixture",

@@ -53,7 +53,7 @@ from pyro_nngp._indexing import values_at
 from pyro_nngp._kinds import draws_shape, validation
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.low_rank import LowRank
-from pyro_nngp.distributions.nngp import check_prior, check_values, draw_appended
+from pyro_nngp.distributions.nngp import NNGP, check_prior, check_values, draw_appended
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, cholesky, factor_solve, half_solve
 from pyro_nngp.linalg.neighbor_products import combined
@@ -127,11 +127,22 @@ class FullScaleNNGP(TorchDistribution):
         return self._low_rank.features_of(self._points)
 
     @cached_property
+    def residual_prior(self) -> NNGP:
+        """The residual r as a nearest-neighbor process over the points, without the noise."""
+        points, jitter = self._points, self.jitter
+        return NNGP(self._low_rank.residual, self.graph, points=points, jitter=jitter, validate_args=False)
+
+    @cached_property
     def residual(self) -> VecchiaFactor:
         """(I - A, V) of the residual, with the noise."""
         near = self.graph.neighbors
         w, var = self._conditional(self._points, near)
         return VecchiaFactor(w, var + self.noise, near, self.graph.levels())
+
+    def split(self, value: Float[Tensor, "*S N"]) -> tuple[Float[Tensor, "*S M"], Float[Tensor, "*S N"]]:
+        r"""The mean of :math:`\nu` given values at all points, and what is left of these for the residual."""
+        low = self._low_mean(value)[..., 0].to(value)
+        return low, value - low @ self.features.mT
 
     @cached_property
     def _white_features(self) -> Float[Tensor, "M N"]:
