@@ -27,8 +27,8 @@ NAMES = {
     """,
     "distributed": "join_group ParquetColumns ProcessError ShardedData World",
     "distributions": """
-        FullScaleNNGP FullScaleReparam GeneralizedPareto InverseGaussian Mixture NNGP NNGPReparam NormalLaplace PolyaGamma
-        SparseCholeskyNormal Tweedie in_plate
+        FullScaleNNGP FullScaleReparam GeneralizedPareto InverseGaussian Mixture NNGP NNGPReparam NormalLaplace
+        PolyaGamma SparseCholeskyNormal Tweedie in_plate
     """,
     "hyperparameters": """
         assign between bound_copy check_same_sites freeze GPModule Hyperparameter HyperparameterGuide

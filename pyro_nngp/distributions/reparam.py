@@ -46,12 +46,12 @@ class NNGPReparam(Reparam):
 class FullScaleReparam(Reparam):
     r"""Replace a site ``f ~ FullScaleNNGP`` by ``f_low ~ Normal(0, 1)``, ``f_residual ~ NNGP`` and their sum.
 
-    In :math:`f = \Phi \nu + r` the first are the M values :math:`\nu` of the low-rank part, the second the residual r at
-    all points. ``pyro.poutine.reparam(model, config={"f": FullScaleReparam()})`` is the same program with a
+    In :math:`f = \Phi \nu + r` the first are the M values :math:`\nu` of the low-rank part, the second the residual r
+    at all points. ``pyro.poutine.reparam(model, config={"f": FullScaleReparam()})`` is the same program with a
     nearest-neighbor process and coefficients in place of the full-scale prior, which
     :class:`~pyro_nngp.inference.AutoNNGP` and, with it, ``QuickNUTS`` take.
 
-    Initial values refer to the site itself (``f``), as with :class:`NNGPReparam`, which ``f_residual`` can have as well.
+    Initial values refer to the site itself (``f``), as with :class:`NNGPReparam`, which ``f_residual`` can have, too.
 
     Raises:
         TypeError: if the site is not a FullScaleNNGP.
