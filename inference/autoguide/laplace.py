@@ -7,15 +7,21 @@ step goes uphill along each axis of the quadratic function, as far as its curvat
 Cost: (h^2 + 3 h + 2) / 2 evaluations per step, and one or a few more along it. Symbols: h numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import warn
 
 _STEPS = 0.02, 0.1  # of differences, least and most; between them the standard deviation
 _MOST_STEPS, _HALVINGS, _RETRIES = 30, 8, 4
 _FURTHEST = 1.0  # step along an axis
-_GAIN = 0.02  # nats: the maximum of the quadratic function counts as the mode if it gains less
+_GAIN, _MUCH = (
+    0.02,
+    1.0,
+)  # nats: a maximum of the quadratic function that gains less is the mode; more call for a warning
 _WIDEST = 1.0  # standard deviation where the density is almost flat
 _CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer points
 
@@ -24,20 +30,24 @@ def mode(
     log_density: Callable[[np.ndarray], float],
     start: Float[np.ndarray, " h"],
     move: Callable[[np.ndarray, float], float],
-) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, "h h"], float]:
-    """The mode, the inverse of the negative Hessian there, with standard deviations of at most 1, and what is left.
+    names: Sequence[str] = ("the density",),
+) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, "h h"]]:
+    """The mode, and the inverse of the negative Hessian there, with standard deviations of at most 1.
 
     Args:
         log_density: the log density, or what has its gradient and curvature near the last point of `move`.
         start: where the search begins.
         move: returns the log density at a point; if it is above its second argument, `log_density` holds around this
             point from now on.
+        names: of the sites of the numbers, for a warning.
 
-    Returns:
-        The third is 0 at the mode, and elsewhere the gain in nats that the next step of the search promised.
+    A bar shows the steps if they take more than two seconds.
+
+    Warns:
+        UserWarning: if the search ends where its next step promises more than a nat.
     """
     at, value, cov, promised = start, move(start, -np.inf), np.eye(len(start)), np.inf
-    for _ in range(_MOST_STEPS):
+    for _ in tqdm(range(_MOST_STEPS), delay=2, desc="mode of the hyperparameters", unit="step"):
         widths = np.clip(np.sqrt(np.diag(cov)), *_STEPS)
         gradient, curvatures, axes = _quadratic(log_density, at, log_density(at), widths)
         cov = (axes / np.maximum(curvatures, _WIDEST**-2)) @ axes.T
@@ -45,7 +55,7 @@ def mode(
         step = np.clip(along / np.maximum(np.abs(curvatures), _WIDEST**-2), -_FURTHEST, _FURTHEST)
         step, promised = axes @ step, float(along @ step) / 2
         if promised < _GAIN:
-            return at + step, cov, 0.0
+            return at + step, cov
         for _ in range(_HALVINGS):
             reached = move(at + step, value)
             if reached > value:
@@ -54,7 +64,11 @@ def mode(
         else:
             break
         at, value = at + step, reached
-    return at, cov, promised
+    if promised > _MUCH:
+        text = f"a density that still rises, by {promised:.2g} nats with the next step"
+        cure = "Start nearer to the data, by init_loc_fn=init_to_value(values={...}), or look for runaway ones."
+        warn(f"AutoNNGP: expected the mode of {', '.join(names)}, got {text}. {cure}")
+    return at, cov
 
 
 def _quadratic(
