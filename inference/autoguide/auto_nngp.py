@@ -17,7 +17,7 @@ carry no gradients.
 
 Cost of a call: two runs of the program, and a sparse Cholesky factorization of the precision
 (:mod:`pyro_nngp.linalg.factored_precision`). All data take part. The first call finds the mode of the hyperparameters
-in some seven steps of (h^2 + 3 h + 2) / 2 factorizations. Symbols: h hyperparameters in unconstrained space, d Gaussian
+in some ten steps of 2 h to h^2 / 2 factorizations. Symbols: h hyperparameters in unconstrained space, d Gaussian
 values.
 """
 
@@ -69,7 +69,7 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _DAMPING = 0.1  # of the marginals of phi from step to step
 _RECENTERINGS, _STILL = 10, 0.05  # of data that are not linear in z; change of phi that ends them
-_MOST = 20  # most hyperparameters whose mode is sought by differences
+_MOST = 200  # most hyperparameters whose mode is sought by differences
 _IMPOSSIBLE, _FAR_FROM_DATA = -1e10, (NotPositiveDefiniteError, torch.linalg.LinAlgError, ValueError)
 _HYPER_DRAWS, _DRAWS_EACH = 64, 16  # of quantiles
 
@@ -94,14 +94,15 @@ class AutoNNGP(AutoGuide):
     have no site in the guide: train with ``TraceEnum_ELBO``. All other latent sites are hyperparameters: jointly normal
     in unconstrained space.
 
-    The first call, which needs the data, starts the guide at the mode of up to 20 hyperparameters and the curvature
-    there; SVI moves it on to the maximum of the ELBO, in 50 - 100 steps, whose learning rate is in units of standard
-    deviations. Later calls ignore their arguments, as those of other automatic guides do.
+    The first call, which needs the data, starts the guide at the mode of up to 200 hyperparameters and the curvature
+    there, of more than 20 that of each alone. SVI moves it on to the maximum of the ELBO, in 50 - 100 steps, whose
+    learning rate is in units of standard deviations. Later calls ignore their arguments, as those of other automatic
+    guides do.
 
     Args:
         model: the program.
         init_loc_fn: initial values of the hyperparameters, from :mod:`pyro.infer.autoguide.initialization`.
-        init_scale: initial standard deviation of the hyperparameters in unconstrained space, if there are more than 20.
+        init_scale: initial standard deviation of the hyperparameters in unconstrained space, of more than 200.
 
     Attributes:
         gaussian, hyperparameters: names of the two kinds of sites, after the first call.

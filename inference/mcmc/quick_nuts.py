@@ -54,7 +54,7 @@ class QuickNUTS(NUTS):
     All latent sites are then functions of one site of nearly independent standard normal values, ``_white``
     (:mod:`~pyro_nngp.inference.autoguide.transport`), and chains start from draws of the guide. The posterior is that
     of the program, however good the guide is, and ``to_arviz(mcmc)`` has the program's sites. The guide need not be
-    trained, unless it has more than 20 hyperparameters.
+    trained, unless it has more than 200 hyperparameters.
 
     The program is run as usual, with a warning that names the reason, on other devices than the CPU and where one run
     does not determine its operations; and, without one, at values where it would take another branch. It must not

@@ -667,33 +667,32 @@ def test_hyperparameters_without_a_mode_within_reach_are_reported():
         guide()
 
 
-def test_many_hyperparameters_start_at_their_mode():
-    """A lengthscale for each of nine columns, and the noise."""
-    x, y = (
-        torch.rand(40, 9, generator=torch.Generator().manual_seed(2), **NUMBER),
-        torch.sin(torch.arange(40.0)).double(),
-    )
-    graph = NeighborGraph(x, 39)
+@pytest.mark.parametrize("columns", [9, 24])
+def test_many_hyperparameters_start_at_their_mode(columns):
+    """A lengthscale for each column, and the noise."""
+    x = torch.rand(30, columns, generator=torch.Generator().manual_seed(2), **NUMBER)
+    y, graph = torch.sin(torch.arange(30, **NUMBER)), NeighborGraph(x, 29)
 
     def covariance(lengthscale):
-        return Matern32(9, variance=number(0.8), lengthscale=lengthscale)
+        return Matern32(columns, variance=number(0.8), lengthscale=lengthscale)
 
     def model():
-        with pyro.plate("columns", 9):
+        with pyro.plate("columns", columns):
             lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(0.5), 0.5))
         noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
         f = pyro.sample("f", NNGP(covariance(lengthscale), graph))
-        with pyro.plate("points", 40):
+        with pyro.plate("points", 30):
             pyro.sample("y", dist.Normal(f, noise), obs=y)
 
     def log_evidence(u):
-        cov = covariance(u[:9].exp())(x) + (0.8e-6 + (2 * u[9]).exp()) * torch.eye(40)
-        prior = dist.Normal(torch.tensor([0.5] * 9 + [-1.0]).double(), 0.5).log_prob(u).sum()
-        return torch.distributions.MultivariateNormal(torch.zeros(40).double(), cov).log_prob(y) + prior
+        cov = covariance(u[:-1].exp())(x) + (0.8e-6 + (2 * u[-1]).exp()) * torch.eye(30)
+        prior = dist.Normal(number([0.5] * columns + [-1.0]), 0.5).log_prob(u).sum()
+        return torch.distributions.MultivariateNormal(torch.zeros(30, **NUMBER), cov).log_prob(y) + prior
 
     guide = AutoNNGP(model)
     guide()
-    assert guide.hyperparameters == ["lengthscale", "noise"]
-    assert torch.func.grad(log_evidence)(guide.loc.detach()).abs().max() < 0.2
-    curvature = -torch.autograd.functional.hessian(log_evidence, guide.loc.detach())
-    torch.testing.assert_close(guide.unit, torch.linalg.inv(curvature).diagonal().sqrt(), rtol=0.1, atol=0.0)
+    mode = guide.loc.detach()
+    assert torch.func.grad(log_evidence)(mode).abs().max() < 0.3
+    curvature = -torch.autograd.functional.hessian(log_evidence, mode)
+    want = torch.linalg.inv(curvature) if columns < 20 else torch.diag(1 / curvature.diagonal())
+    torch.testing.assert_close(guide.unit, want.diagonal().sqrt(), rtol=0.1, atol=0.0)

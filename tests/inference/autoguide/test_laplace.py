@@ -34,7 +34,7 @@ def test_a_normal_density_is_found_exactly():
     found, cov = mode(counted, np.zeros(3))
     np.testing.assert_allclose(found, TOP, atol=1e-8)
     np.testing.assert_allclose(cov, np.linalg.inv(PRECISION), rtol=1e-6)
-    assert counted.calls <= 45  # four quadratic functions of ten points, and steps of at most one
+    assert counted.calls <= 50  # five quadratic functions of seven and ten points, and steps of at most one
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
@@ -98,7 +98,7 @@ def test_a_start_far_from_the_mode(seed):
 
     near, _ = mode(log_density, np.log([0.5, 0.6, 0.5]))
     far, _ = mode(log_density, np.log([3.0, 30.0, 0.02]))
-    np.testing.assert_allclose(far, near, atol=0.05)
+    np.testing.assert_allclose(far, near, atol=0.1)  # a third of a standard deviation
 
 
 def test_a_density_without_a_mode():
