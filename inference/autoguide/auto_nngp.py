@@ -92,12 +92,11 @@ class AutoNNGP(AutoGuide):
     other ways are linearized at its posterior mean. A factor with a log density for each row, or their sum, is an
     observation, as are data of any distribution. Discrete latent sites are summed out, row by row of their plates, and
     have no site in the guide: train with ``TraceEnum_ELBO``. All other latent sites are hyperparameters: jointly normal
-    in unconstrained space.
+    in unconstrained space, more than 20 of them independently.
 
     The first call, which needs the data, starts the guide at the mode of up to 200 hyperparameters and the curvature
-    there, of more than 20 that of each alone. SVI moves it on to the maximum of the ELBO, in 50 - 100 steps, whose
-    learning rate is in units of standard deviations. Later calls ignore their arguments, as those of other automatic
-    guides do.
+    there. SVI moves it on to the maximum of the ELBO, in 50 - 100 steps, whose learning rate is in units of standard
+    deviations. Later calls ignore their arguments, as those of other automatic guides do.
 
     Args:
         model: the program.
@@ -186,6 +185,8 @@ class AutoNNGP(AutoGuide):
             self._set_loc(loc, unit)
             self.scale = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive)
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
+            if len(loc) > laplace.PAIRED:  # noise of as many gradients would outweigh what correlations gain
+                self.scale_tril_unconstrained.requires_grad_(False)
             values = self.space.values(self.loc.detach())
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves

@@ -25,8 +25,11 @@ _GAIN, _MUCH = (
     1.0,
 )  # nats: a maximum of the quadratic function that gains less is the mode; more call for a warning
 _WIDEST = 1.0  # standard deviation where the density is almost flat
-_PAIRED, _NEAR = 20, 5.0  # most numbers, and nats to the mode, for differences of pairs
+_NEAR = 5.0  # nats to the mode, for differences of pairs
 _CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer points
+
+PAIRED = 20
+"""Most numbers for differences of pairs: of more, the Hessian is taken as diagonal."""
 
 
 def mode(
@@ -52,14 +55,14 @@ def mode(
     at, value, cov, promised = start, move(start, -np.inf), np.eye(len(start)), np.inf
     for _ in tqdm(range(_MOST_STEPS), delay=2, desc="mode of the hyperparameters", unit="step"):
         widths = np.clip(np.sqrt(np.diag(cov)), *_STEPS)
-        pairs = len(start) <= _PAIRED and promised < _NEAR
+        pairs = len(start) <= PAIRED and promised < _NEAR
         gradient, curvatures, axes = _quadratic(log_density, at, log_density(at), widths, pairs)
         cov = (axes / np.maximum(curvatures, _WIDEST**-2)) @ axes.T
         along = axes.T @ gradient
         step = np.clip(along / np.maximum(np.abs(curvatures), _WIDEST**-2), -_FURTHEST, _FURTHEST)
         step, promised = axes @ step, float(along @ step) / 2
         if promised < _GAIN:
-            if pairs or len(start) > _PAIRED:
+            if pairs or len(start) > PAIRED:
                 return at + step, cov
             continue  # with pairs
         for _ in range(_HALVINGS):

@@ -696,3 +696,8 @@ def test_many_hyperparameters_start_at_their_mode(columns):
     curvature = -torch.autograd.functional.hessian(log_evidence, mode)
     want = torch.linalg.inv(curvature) if columns < 20 else torch.diag(1 / curvature.diagonal())
     torch.testing.assert_close(guide.unit, want.diagonal().sqrt(), rtol=0.1, atol=0.0)
+    svi = SVI(model, guide, Adam({"lr": 0.02}), Trace_ELBO())
+    for _ in range(3):
+        svi.step()
+    assert bool((guide.loc != mode).all())
+    assert torch.equal(guide.scale_tril, torch.eye(columns + 1, **NUMBER)) == (columns > 20)
