@@ -1,4 +1,4 @@
-"""Ten programs with processes inside: AutoNNGP beside QuickNUTS on the same program and data.
+"""Twelve programs with processes inside: AutoNNGP beside QuickNUTS on the same program and data.
 
 Sixty random points in the unit square, processes of Matérn-3/2 kernels with ten neighbors; data of each program are
 drawn from it. AutoNNGP takes 100 steps of SVI; QuickNUTS 300 + 500 iterations, which is the reference. Of each number
@@ -29,6 +29,8 @@ FIELDS = ["program", "seed", "khat", "warned", "distance", "least", "largest", "
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.rand(POINTS, 2, generator=GENERATOR, dtype=torch.float64)
 Z = torch.randn(POINTS, generator=GENERATOR, dtype=torch.float64)
+COLUMNS = 12
+W = torch.randn(POINTS, COLUMNS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 GROUP = torch.randint(0, GROUPS, (POINTS,), generator=GENERATOR)
 GRAPH = NeighborGraph(X, NEIGHBORS)
 
@@ -100,7 +102,23 @@ def zeros(y=None):
     return observe(y, dist.ZeroInflatedPoisson((1 + process("f")).exp(), gate=gate))
 
 
+def horseshoe(y=None):
+    """Twelve coefficients with a scale each."""
+    with pyro.plate("columns", COLUMNS):
+        scale = pyro.sample("scales", dist.HalfCauchy(number(0.5)))
+        slope = pyro.sample("slopes", dist.Normal(number(0.0), scale))
+    return observe(y, dist.Normal(W @ slope + process("f"), positive("noise", -1.0)))
+
+
+def scales(y=None):
+    """A Student-t distribution as a normal one with a precision for each point."""
+    with pyro.plate("each", POINTS):
+        precision = pyro.sample("precision", dist.Gamma(number(2.0), 2.0))
+    return observe(y, dist.Normal(process("f"), positive("noise", -1.0) * precision.rsqrt()))
+
+
 PROGRAMS = (groups, heavy_tails, varying_slope, gamma, mean_and_scale, product, shares, sine, survival, zeros)
+PROGRAMS += (horseshoe, scales)
 
 
 def guided(model, y, sites):
@@ -130,7 +148,7 @@ def run(model, seed):
     pyro.set_rng_seed(seed)
     trace = pyro.poutine.trace(model).get_trace()
     y = trace.nodes["y"]["value"].detach()
-    sites = [name for name in trace.stochastic_nodes if name not in ("data", "y")]
+    sites = [name for name in trace.stochastic_nodes if name not in ("columns", "data", "each", "y")]
     start = time.process_time()
     ours, khat, warned = guided(model, y, sites)
     middle = time.process_time()

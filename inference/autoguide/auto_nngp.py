@@ -505,7 +505,8 @@ class AutoNNGP(AutoGuide):
             values = self.space.values(row)
             q = self._conditional(values)
             every = q.draw(_DRAWS_EACH * _HYPER_DRAWS // count)
-            weighted.append(self._weighted_jointly(row, q, every[: _HYPER_DRAWS // count]))
+            weighed = every if self._is_linear else every[: _HYPER_DRAWS // count]  # one more run for each of others
+            weighted.append(self._weighted_jointly(row, q, weighed))
             for leaves in [q.by_name(every)] if q.is_flat else map(q.by_name, every):
                 for name, value in self._values(q, values, leaves).items():
                     draws[name].append(value if q.is_flat else value[None])

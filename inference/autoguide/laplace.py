@@ -20,12 +20,10 @@ from pyro_nngp._checks import warn
 _STEPS = 0.02, 0.1  # of differences, least and most; between them the standard deviation
 _MOST_STEPS, _HALVINGS, _RETRIES = 30, 8, 4
 _FURTHEST = 1.0  # step along an axis
-_GAIN, _MUCH = (
-    0.02,
-    1.0,
-)  # nats: a maximum of the quadratic function that gains less is the mode; more call for a warning
-_WIDEST = 1.0  # standard deviation where the density is almost flat
+_GAIN = 0.02  # nats: the maximum of the quadratic function counts as the mode if it gains less
+_MUCH = 1.0  # nats that a next step promises where the search ends, for a warning
 _NEAR = 5.0  # nats to the mode, for differences of pairs
+_WIDEST = 1.0  # standard deviation where the density is almost flat
 _CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer points
 
 PAIRED = 20
