@@ -83,12 +83,8 @@ def program_of_counts(num_neighbors, inducing):
     pyro.set_rng_seed(0)
     x = torch.rand(1000, 4, dtype=torch.float64)
     log_rate = torch.sin(4 * x[:, 0] + 2 * x[:, 1]) + x[:, 2] * torch.cos(3 * x[:, 3])
-    y, graph, z = (
-        torch.poisson(log_rate.exp()),
-        NeighborGraph(x, num_neighbors),
-        kmeans(x, inducing) if inducing else None,
-    )
-    zero = torch.zeros((), dtype=torch.float64)
+    y, zero = torch.poisson(log_rate.exp()), torch.zeros((), dtype=torch.float64)
+    graph, z = NeighborGraph(x, num_neighbors), kmeans(x, inducing) if inducing else None
 
     def program():
         variance, scale = (pyro.sample(name, dist.LogNormal(zero, 1.0)) for name in ("variance", "lengthscale"))

@@ -29,8 +29,8 @@ class NNGPReparam(Reparam):
     """
 
     def apply(self, msg):
-        name, value = msg["name"], msg["value"]
-        base, event_dim = _base(msg["fn"])
+        name, value, event_dim = msg["name"], msg["value"], msg["fn"].event_dim
+        base = _base(msg["fn"])
         if not isinstance(base, NNGP) or base.event_shape[0] != base.graph.num_points:
             actual, cure = msg["fn"], "Leave idx at None."
             fail("NNGPReparam", f"site {name!r}", "to be an NNGP over all points", actual, cure, TypeError)
@@ -61,8 +61,8 @@ class FullScaleReparam(Reparam):
     """
 
     def apply(self, msg):
-        name, value, where = msg["name"], msg["value"], "FullScaleReparam"
-        base, event_dim = _base(msg["fn"])
+        name, value, event_dim, where = msg["name"], msg["value"], msg["fn"].event_dim, "FullScaleReparam"
+        base = _base(msg["fn"])
         if not isinstance(base, FullScaleNNGP):
             fail(where, f"site {name!r}", "to be a FullScaleNNGP", msg["fn"], "Drop it from the config.", TypeError)
         _check_latent(where, msg)
@@ -76,13 +76,11 @@ class FullScaleReparam(Reparam):
         return _determined(low @ base.features.mT + residual if value is None else value, event_dim)
 
 
-def _base(fn: Any) -> tuple[Any, int]:
-    """The distribution of a site without ``to_event``, and the number of dimensions of its events."""
-    event_dim = 1
+def _base(fn: Any) -> Any:
+    """The distribution of a site without ``to_event``."""
     while isinstance(fn, Independent):
-        event_dim += fn.reinterpreted_batch_ndims
         fn = fn.base_dist
-    return fn, event_dim
+    return fn
 
 
 def _check_latent(where: str, msg: Any) -> None:
