@@ -43,6 +43,13 @@ _LABELS, _LEAK = 200, 0.25  # part of the loss
 _COPIES, _FALL, _SQUARE = 1 / 3, 2.0, 2.0  # share of rows, nats, predictive variances
 _LABEL_FALL, _LABEL_RATIO = 0.1, 2.0  # nats, and parts of the loss
 _ENTRIES, _LEAST = 2**25, 50  # of the neighbor covariances of rows checked for near duplicates; of such rows
+_MEAN_CURES = {
+    False: "Put what repeats or lasts into it: seasons, trends and covariates by "
+    'LinearMean(D, prior="weak", active_dims=[...], periods={...}).',
+    True: "Its coefficients have a prior, and their posterior is decided by differences between near rows, which say "
+    "little about a level if the kernel is not that of the data. Leave prior out: coefficients then follow from rows "
+    "that are spread over the data. Or put what repeats or lasts into it, by active_dims=[...], periods={...}.",
+}
 
 
 class MeanDeparture(NamedTuple):
@@ -172,10 +179,10 @@ def check_outcome(method: Any, result: FitResult) -> None:
     away = mean_departure(method) if offers(method, Checked) else None
     if away is None or not (away.spreads > _SPREADS and away.deviations > _DEVIATIONS):
         return
+    has_posterior = getattr(method._modules.get("mean"), "has_posterior", False)
     warn(
         f"fit: expected the mean function to lie among the data, got residuals that average {away.residual:.3g}, "
         f"{away.spreads:.2g} standard deviations of y, and {away.deviations:.2g} times what the kernel explains. "
-        "Predictions away from the data, such as forecasts, go to the mean function. Put what repeats or lasts into "
-        'it: seasons, trends and covariates by LinearMean(D, prior="weak", active_dims=[...], periods={...}).',
+        f"Predictions away from the data, such as forecasts, go to the mean function. {_MEAN_CURES[has_posterior]}",
         ConvergenceWarning,
     )

@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import pyro.distributions as dist
 import pytest
 import torch
 from builders import slow_except
@@ -11,6 +12,7 @@ from pyro_nngp.inference import ConvergenceWarning, FitResult, fit
 from pyro_nngp.inference.svi.outcome_check import check_leak, check_outcome, duplicate_dependence, mean_departure
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC, LOO, SVGP, VNNGP, Vecchia
 
 F64 = torch.float64
@@ -43,6 +45,13 @@ def test_a_mean_function_away_from_the_data_is_reported():
     torch.testing.assert_close(torch.tensor(mean_departure(gp), dtype=F64), torch.stack(want).detach())
     with pytest.warns(ConvergenceWarning, match=r"residuals that average -5, 6\.9 standard .* LinearMean"):
         fit(gp, 1, lr=1e-6, progress=False)
+
+
+def test_coefficients_with_a_prior_that_lie_away_have_another_cure():
+    gp = Vecchia(X, Y, Matern52(2, 1.0, 0.1).double(), Gaussian(0.01), mean=LinearMean(2, prior=dist.Normal(5.0, 0.01)))
+    gp.solve()
+    with pytest.warns(ConvergenceWarning, match="residuals that average .* Leave prior out"):
+        check_outcome(gp, result(0.0))
 
 
 def test_a_mean_function_that_the_data_or_the_kernel_allow_is_not_reported():
