@@ -58,7 +58,7 @@ def negative_binomial(x, y):
 
 
 def linear_mean(x, y):
-    return Vecchia(x, y, mean=LinearMean(x.shape[1], prior="weak"))
+    return Vecchia(x, y, mean=LinearMean(x.shape[1]))
 
 
 def without_copies(x, y):

@@ -45,7 +45,7 @@ _LABEL_FALL, _LABEL_RATIO = 0.1, 2.0  # nats, and parts of the loss
 _ENTRIES, _LEAST = 2**25, 50  # of the neighbor covariances of rows checked for near duplicates; of such rows
 _MEAN_CURES = {
     False: "Put what repeats or lasts into it: seasons, trends and covariates by "
-    'LinearMean(D, prior="weak", active_dims=[...], periods={...}).',
+    "LinearMean(D, active_dims=[...], periods={...}).",
     True: "Its coefficients have a prior, and their posterior is decided by differences between near rows, which say "
     "little about a level if the kernel is not that of the data. Leave prior out: coefficients then follow from rows "
     "that are spread over the data. Or put what repeats or lasts into it, by active_dims=[...], periods={...}.",

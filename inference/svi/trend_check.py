@@ -74,7 +74,7 @@ def check_trend(method: Any) -> None:
         dim = x.shape[1]
         warn(
             "fit: expected data without a trend beyond what the kernel explains, got a linear one that gains "
-            f"{gain:.2g} nats: predictions away from the data go to the constant mean. Take "
-            f'mean=LinearMean({dim}, prior="weak"), with active_dims= for some columns.',
+            f"{gain:.2g} nats: predictions away from the data go to the constant mean. Take mean=LinearMean({dim}), "
+            "with active_dims= for some columns.",
             ConvergenceWarning,
         )
