@@ -1,4 +1,4 @@
-"""The saved state of a training run: checked against the run that is to resume from it, and divided by process."""
+"""The content of a checkpoint of a training run: collected, checked, loaded, and divided by process."""
 
 from typing import Any
 
@@ -8,8 +8,38 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
 from pyro_nngp.inference.identity import differences
+from pyro_nngp.inference.svi.convergence import Rounds
 
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # attributes of a trainer
 _OF_PROCESS = ("batches", "random", "random_cuda")  # state of one of several processes
+
+
+def run_content(trainer: Any) -> dict[str, Any]:
+    """The content of a checkpoint: everything that the rest of the run of a trainer depends on."""
+    course = {name: getattr(trainer, name) for name in _COURSE}
+    state = {"run": trainer.state.state(), "course": course, "plateau": trainer.plateau.state()}
+    kept = {"found_at": trainer.metric_at_refresh, "good": trainer.best_parameters or trainer.rounds.state()}
+    return state | kept | {"scores": trainer.scores, "best": trainer.best}
+
+
+def load_run(trainer: Any, content: dict[str, Any]) -> None:
+    """Continue the run of a trainer from the content of a checkpoint.
+
+    Raises:
+        CheckpointError: if the content is of another run, or no such content.
+    """
+    _check_content(trainer, content)
+    trainer.state.load(content["run"])
+    for name in _COURSE:
+        setattr(trainer, name, content["course"][name])
+    trainer.plateau.load(content["plateau"])
+    pairs = zip(content["found_at"], trainer.metric_at_refresh, strict=True)
+    trainer.metric_at_refresh = [there.to(here) for there, here in pairs]
+    trainer.scores, trainer.best = [tuple(pair) for pair in content["scores"]], content["best"]
+    if trainer.state.quasi_newton is None:
+        trainer.best_parameters = content["good"]
+    else:
+        trainer.rounds.load(content["good"])
 
 
 def check_run(run: Any, state: dict[str, Any]) -> bool:
@@ -47,6 +77,21 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
         except RuntimeError as error:
             refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
     return saved["num_steps"] < run.num_steps
+
+
+def _check_content(trainer: Any, content: dict[str, Any]) -> None:
+    """Raise ``CheckpointError`` unless a run can resume from the content of a checkpoint."""
+    like = run_content(trainer) | {"run": {}, "scores": [], "best": None, "good": {}}
+    check_schema("fit", content, like)
+    check_run(trainer.state, content["run"])
+    for i, pair in enumerate(content["scores"]):
+        check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
+    if content["best"] is not None:
+        check_schema("fit", content["best"], trainer.state.snapshot(), "checkpoint['best']")
+    if content["good"]:
+        optimizer = trainer.state.quasi_newton
+        like = trainer.state.parameters() if optimizer is None else Rounds.first(optimizer.place)
+        check_schema("fit", content["good"], like, "checkpoint['good']")
 
 
 def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:

@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail, warn
 from pyro_nngp._random import shuffled
-from pyro_nngp.inference.checkpoint import check_schema
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.batches import Subsample
@@ -39,7 +38,7 @@ from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplicates, check_outcome
 from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
-from pyro_nngp.inference.svi.saved_state import check_run
+from pyro_nngp.inference.svi.saved_state import load_run, run_content
 from pyro_nngp.inference.svi.signal_check import check_latent_signal
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
 from pyro_nngp.inference.svi.trend_check import check_trend
@@ -56,7 +55,6 @@ _SLOWER, _CUTS = 1 / 3, 3
 _RUNAWAY = 0.1  # rise of the objective in a round, in nats per data point, after which the best parameters are restored
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
-_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
 
 
 class Trainer:
@@ -453,35 +451,7 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
-        cast(Any, self.store).save(self._content())
-
-    def _content(self) -> dict[str, Any]:
-        """The content of a checkpoint: everything that the rest of the run depends on."""
-        course = {name: getattr(self, name) for name in _COURSE}
-        state = {"run": self.state.state(), "course": course, "plateau": self.plateau.state()}
-        kept = {"found_at": self.metric_at_refresh, "good": self.best_parameters or self.rounds.state()}
-        return state | kept | {"scores": self.scores, "best": self.best}
+        cast(Any, self.store).save(run_content(self))
 
     def _load(self) -> None:
-        saved = cast(Any, self.store).load(self._content)
-        check_schema("fit", saved, self._content() | {"run": {}, "scores": [], "best": None, "good": {}})
-        check_run(self.state, saved["run"])
-        for i, pair in enumerate(saved["scores"]):
-            check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
-        if saved["best"] is not None:
-            check_schema("fit", saved["best"], self.state.snapshot(), "checkpoint['best']")
-        if saved["good"]:
-            optimizer, parameters = self.state.quasi_newton, self.state.parameters()
-            like = parameters if optimizer is None else Rounds.first(optimizer.place)
-            check_schema("fit", saved["good"], like, "checkpoint['good']")
-        self.state.load(saved["run"])
-        for name in _COURSE:
-            setattr(self, name, saved["course"][name])
-        self.plateau.load(saved["plateau"])
-        pairs = zip(saved["found_at"], self.metric_at_refresh, strict=True)
-        self.metric_at_refresh = [there.to(here) for there, here in pairs]
-        self.scores, self.best = [tuple(pair) for pair in saved["scores"]], saved["best"]
-        if self.state.quasi_newton is None:
-            self.best_parameters = saved["good"]
-        else:
-            self.rounds.load(saved["good"])
+        load_run(self, cast(Any, self.store).load(lambda: run_content(self)))
