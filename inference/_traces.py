@@ -14,10 +14,10 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.protocols import has_program
 
@@ -77,13 +77,6 @@ def is_data(site: Any) -> bool:
 def is_variable(site: Any) -> bool:
     """Whether a site is latent, or a deterministic function of others."""
     return not site["is_observed"] or isinstance(base_distribution(site["fn"]), Delta)
-
-
-def base_distribution(fn: Any) -> Any:
-    """The distribution without masks and independent dimensions."""
-    while isinstance(fn, (Independent, MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
 
 
 def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:

@@ -29,6 +29,7 @@ LAYERS = (
     "pyro_nngp._indexing",
     "pyro_nngp._shared",
     "pyro_nngp._versions",
+    "pyro_nngp._wrappers",
     "pyro_nngp._tape",
     "pyro_nngp._autograd",
     "pyro_nngp._random",

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributions import biject_to, identity_transform
 
 from pyro_nngp._checks import fail
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.inference._traces import (
-    base_distribution,
     is_data,
     is_variable,
     log_prob,

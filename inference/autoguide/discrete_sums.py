@@ -22,7 +22,8 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.inference._traces import base_distribution, log_prob, sample_sites
+from pyro_nngp._wrappers import base_distribution
+from pyro_nngp.inference._traces import log_prob, sample_sites
 from pyro_nngp.inference.autoguide.quadratics import OpaqueSiteError
 
 

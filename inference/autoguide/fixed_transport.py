@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference._traces import base_distribution
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base

@@ -23,9 +23,9 @@ from pyro.distributions import MultivariateNormal, Normal
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.elimination import EliminationOrder
 from pyro_nngp.inference.autoguide.quadratics import OpaqueSiteError
@@ -36,11 +36,10 @@ _LINEAR = 1e-3  # largest second difference of parameters that count as linear, 
 
 def gaussian_base(fn: Any) -> Any:
     """The base of a distribution, if it is an NNGP over all points, normal or multivariate normal; else None."""
-    while isinstance(fn, Independent):
-        fn = fn.base_dist
-    if isinstance(fn, NNGP):
-        return fn if fn.event_shape[0] == fn.graph.num_points else None
-    return fn if isinstance(fn, Normal | MultivariateNormal) else None
+    base = base_distribution(fn, unmask=False)
+    if isinstance(base, NNGP):
+        return base if base.event_shape[0] == base.graph.num_points else None
+    return base if isinstance(base, Normal | MultivariateNormal) else None
 
 
 def leaf_shape(fn: Any) -> torch.Size:

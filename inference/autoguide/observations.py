@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.distributions import Independent, biject_to
 
 from pyro_nngp._checks import fail
-from pyro_nngp.inference._traces import base_distribution, is_data, log_prob, sample_sites
+from pyro_nngp._wrappers import base_distribution
+from pyro_nngp.inference._traces import is_data, log_prob, sample_sites
 from pyro_nngp.inference.autoguide.quadratics import Observations, OpaqueSiteError
 from pyro_nngp.inference.autoguide.recorded_sites import recorded_sites
 

@@ -16,8 +16,9 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference._traces import base_distribution, check_all_rows, run_at, sample_sites
+from pyro_nngp.inference._traces import check_all_rows, run_at, sample_sites
 from pyro_nngp.inference.mcmc.logistic import LogisticData
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.linalg import NotPositiveDefiniteError

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import PolyaGamma
-from pyro_nngp.inference._traces import base_distribution, log_prob, sample_sites
+from pyro_nngp.inference._traces import log_prob, sample_sites
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _LOGISTIC = (dist.Bernoulli, dist.Binomial, dist.NegativeBinomial)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
-from pyro_nngp.inference._traces import base_distribution
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 

@@ -25,6 +25,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Independent
 
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference._traces import sample_sites
 from pyro_nngp.neighbors import Batch
@@ -32,9 +33,8 @@ from pyro_nngp.neighbors import Batch
 
 def process_of(fn: Any) -> NNGP | None:
     """The nearest-neighbor process behind the distribution of a site; None if there is none."""
-    while isinstance(fn, Independent):
-        fn = fn.base_dist
-    return fn if isinstance(fn, NNGP) else None
+    base = base_distribution(fn, unmask=False)
+    return base if isinstance(base, NNGP) else None
 
 
 def at_batch(fn: Any, batch: Batch | None = None) -> Any:

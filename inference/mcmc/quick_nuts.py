@@ -19,13 +19,13 @@ from pyro.infer.autoguide import init_to_median, init_to_sample
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributions import Independent
 
 from pyro_nngp._checks import fail, warn
 from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
+from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base
 from pyro_nngp.inference.autoguide.transport import Transported
 from pyro_nngp.inference.mcmc.parameters import warn_of_starts
 
@@ -194,8 +194,5 @@ class _Potential(torch.autograd.Function):
 
 def _whitening(site: dict[str, Any]) -> Reparam | None:
     """The reparameterization of a latent site: whitening where it is an NNGP over all points."""
-    base = site["fn"]
-    while isinstance(base, Independent):
-        base = base.base_dist
-    whole = isinstance(base, NNGP) and base.event_shape[0] == base.graph.num_points
-    return NNGPReparam() if whole and not site["is_observed"] else None
+    is_process = isinstance(gaussian_base(site["fn"]), NNGP)
+    return NNGPReparam() if is_process and not site["is_observed"] else None

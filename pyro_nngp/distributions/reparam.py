@@ -6,9 +6,9 @@ import pyro
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.reparam.reparam import Reparam
-from torch.distributions.independent import Independent
 
 from pyro_nngp._checks import fail
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions.full_scale import FullScaleNNGP
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.hyperparameters.batches import placed
@@ -30,7 +30,7 @@ class NNGPReparam(Reparam):
 
     def apply(self, msg):
         name, value, event_dim = msg["name"], msg["value"], msg["fn"].event_dim
-        base = _base(msg["fn"])
+        base = base_distribution(msg["fn"], unmask=False)
         if not isinstance(base, NNGP) or base.event_shape[0] != base.graph.num_points:
             actual, cure = msg["fn"], "Leave idx at None."
             fail("NNGPReparam", f"site {name!r}", "to be an NNGP over all points", actual, cure, TypeError)
@@ -62,7 +62,7 @@ class FullScaleReparam(Reparam):
 
     def apply(self, msg):
         name, value, event_dim, where = msg["name"], msg["value"], msg["fn"].event_dim, "FullScaleReparam"
-        base = _base(msg["fn"])
+        base = base_distribution(msg["fn"], unmask=False)
         if not isinstance(base, FullScaleNNGP):
             fail(where, f"site {name!r}", "to be a FullScaleNNGP", msg["fn"], "Drop it from the config.", TypeError)
         _check_latent(where, msg)
@@ -74,13 +74,6 @@ class FullScaleReparam(Reparam):
         low = pyro.sample(f"{name}_low", low_fn, obs=starts[0], infer={"is_observed": False})
         residual = pyro.sample(f"{name}_residual", residual_fn, obs=starts[1], infer={"is_observed": False})
         return _determined(low @ base.features.mT + residual if value is None else value, event_dim)
-
-
-def _base(fn: Any) -> Any:
-    """The distribution of a site without ``to_event``."""
-    while isinstance(fn, Independent):
-        fn = fn.base_dist
-    return fn
 
 
 def _check_latent(where: str, msg: Any) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator
 
 from pyro.nn import PyroModule
 from torch import Tensor
-from torch.distributions import Distribution, Independent, transform_to
+from torch.distributions import Distribution, transform_to
+
+from pyro_nngp._wrappers import base_distribution
 
 _SHOWN = 6  # entries of a vector; longer ones show their shape and range
 
@@ -31,9 +33,7 @@ def parameters(module: PyroModule) -> Iterator[tuple[str, Tensor]]:
 
 def prior_name(module: PyroModule, name: str) -> str:
     """The class of the distribution of a ``PyroSample`` attribute."""
-    prior = module._pyro_samples[name]
-    while isinstance(prior, Independent):
-        prior = prior.base_dist
+    prior = base_distribution(module._pyro_samples[name], unmask=False)
     return type(prior).__name__ if isinstance(prior, Distribution) else "a function of the module"
 
 
