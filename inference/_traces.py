@@ -14,6 +14,7 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
+from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
@@ -79,13 +80,27 @@ def is_variable(site: Any) -> bool:
     return not site["is_observed"] or isinstance(base_distribution(site["fn"]), Delta)
 
 
+def taken_apart(site: Any) -> tuple[Any, Tensor]:
+    """The distribution of a site without masks and independent dimensions, and the weights of its densities.
+
+    Weights are the scale of the site, and 0 where it is masked; a single number, or of the batch shape.
+    """
+    fn, weight = site["fn"], torch.as_tensor(site["scale"], dtype=torch.float64)
+    weight = weight if site["mask"] is None else weight * site["mask"]
+    while isinstance(fn, Independent | MaskedDistribution):
+        if isinstance(fn, MaskedDistribution):
+            weight = weight * fn._mask
+        elif weight.dim():
+            weight = weight[(..., *[None] * fn.reinterpreted_batch_ndims)]
+        fn = fn.base_dist
+    return fn, weight
+
+
 def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
     """Log densities of a site, entry by entry and without scales; `outside` where they are masked."""
     value = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
-    own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
-    for mask in (own, site["mask"]):
-        if mask is not None:
-            value = torch.where(torch.as_tensor(mask, device=value.device), value, outside)
+    for mask in _masks(site, value.device):
+        value = torch.where(mask, value, outside)
     return value
 
 
@@ -133,10 +148,8 @@ def check_supports(where: str, trace: Trace) -> None:
             on = site["fn"].support.check(site["value"])
         except NotImplementedError:  # a distribution without a support
             continue
-        own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
-        for mask in (own, site["mask"]):
-            if mask is not None:
-                on = on | ~torch.as_tensor(mask, device=on.device)
+        for mask in _masks(site, on.device):
+            on = on | ~mask
         if not on.all():
             kind = type(base_distribution(site["fn"])).__name__
             event = on.reshape(on.shape + (1,) * (site["value"].dim() - on.dim()))
@@ -157,6 +170,12 @@ def plate_dims(site: Any, value: Tensor) -> list[str | None]:
         if -value.dim() <= axis < 0 and value.shape[axis] in (frame.size, frame.full_size):
             names[axis] = frame.name
     return names
+
+
+def _masks(site: Any, device: torch.device) -> list[Tensor]:
+    """The masks of a site and of its distribution."""
+    own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
+    return [torch.as_tensor(mask, device=device) for mask in (own, site["mask"]) if mask is not None]
 
 
 class _AtValues(Messenger):

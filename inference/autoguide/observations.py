@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import MaskedDistribution
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import Independent, biject_to
+from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp._wrappers import base_distribution
-from pyro_nngp.inference._traces import is_data, log_prob, sample_sites
+from pyro_nngp.inference._traces import is_data, log_prob, sample_sites, taken_apart
 from pyro_nngp.inference.autoguide.quadratics import Observations, OpaqueSiteError
 from pyro_nngp.inference.autoguide.recorded_sites import recorded_sites
 
@@ -42,7 +41,7 @@ class ObservedSite(Observations):
 
     def __init__(self, site: Any, leaves: list[Tensor]) -> None:
         self.name = site["name"]
-        fn, self._weight = _taken_apart(site)
+        fn, self._weight = taken_apart(site)
         self._kind, self._shape, self._value = type(fn), torch.Size(fn.batch_shape), site["value"]
         names = [name for name in fn.arg_constraints if _TWINS.get(name) not in fn.arg_constraints]
         self._fixed = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
@@ -154,22 +153,9 @@ def _check_plates(where: str, site: Any) -> None:
         fail(where, "plates", "with all their rows", f"subsampled {part}", cure)
 
 
-def _taken_apart(site: Any) -> tuple[Any, Tensor]:
-    """The distribution of a site without masks and independent dimensions, and weights of its densities."""
-    fn, mask = site["fn"], site["mask"]
-    while isinstance(fn, (Independent, MaskedDistribution)):
-        if isinstance(fn, MaskedDistribution):
-            mask = fn._mask if mask is None else mask & fn._mask
-        elif isinstance(mask, Tensor):
-            mask = mask[(..., *[None] * fn.reinterpreted_batch_ndims)]
-        fn = fn.base_dist
-    weight = torch.as_tensor(site["scale"], dtype=torch.float64)
-    return fn, weight if mask is None else weight * mask
-
-
 def _density(site: Any) -> Tensor:
     """Log densities of the observations of a site, with scales and masks."""
-    fn, weight = _taken_apart(site)
+    fn, weight = taken_apart(site)
     value = fn.log_prob(site["value"])
     return value if weight.dim() == 0 and weight == 1 else torch.where(weight > 0, value, 0.0) * weight.to(value)
 

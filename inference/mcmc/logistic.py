@@ -11,20 +11,17 @@ Cost: three runs of the model and two derivatives to find the rows; O(observatio
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.distributions import MaskedDistribution
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import PolyaGamma
-from pyro_nngp.inference._traces import log_prob, sample_sites
+from pyro_nngp.inference._traces import log_prob, sample_sites, taken_apart
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _LOGISTIC = (dist.Bernoulli, dist.Binomial, dist.NegativeBinomial)
@@ -94,8 +91,8 @@ class LogisticData:
         linear, precision = torch.zeros_like(f), torch.zeros_like(f)
         for name, rows in self.rows.items():
             site = trace.nodes[name]
-            likelihood, y = base_distribution(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
-            times = _times(site, rows)
+            likelihood, weight = taken_apart(site)
+            y, times = site["value"].to(f.dtype).expand(rows.shape), weight.to(likelihood.logits).expand(rows.shape)
             seen = times > 0
             parts = (*polya_gamma_terms(likelihood, y, f.dtype), times, rows, likelihood.logits)
             b, kappa, times, near, logits = (part.expand(rows.shape)[seen] for part in parts)
@@ -112,23 +109,6 @@ class LogisticData:
         total = torch.zeros_like(f).index_add_(0, rows, offsets)
         count = torch.zeros_like(f).index_add_(0, rows, torch.ones_like(offsets))
         return torch.where(count > 0, total / count.clamp(min=1), offsets.mean())
-
-
-def _times(site: Any, like: Tensor) -> Tensor:
-    """Weight of each observation: the scale of its site, 0 where it is masked."""
-    event_dim = site["fn"].event_dim
-    factors = [(site["scale"], event_dim), (site["mask"], event_dim)]
-    likelihood = site["fn"]
-    while isinstance(likelihood, (Independent, MaskedDistribution)):
-        if isinstance(likelihood, MaskedDistribution):
-            factors.append((likelihood._mask, likelihood.event_dim))
-        likelihood = likelihood.base_dist
-    times = likelihood.logits.new_ones(like.shape)
-    for factor, inner in factors:
-        if factor is not None:
-            factor = torch.as_tensor(factor, dtype=times.dtype, device=times.device)
-            times = times * factor.reshape(factor.shape + (1,) * inner if factor.dim() else ())
-    return times
 
 
 def _pull(value: Tensor, f: Tensor, back: Tensor) -> Tensor | None:

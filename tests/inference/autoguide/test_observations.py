@@ -30,6 +30,19 @@ def test_independent_dimensions_are_single_observations():
     assert site.log_prob(site.phi.detach())[2] == 0
 
 
+def test_a_scale_of_rows_weighs_each_entry_of_a_row():
+    scale, y = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([[0.0, 2.0], [1.0, 4.0]])
+
+    def program(leaf):
+        with poutine.scale(scale=scale):
+            pyro.sample("y", dist.Poisson(leaf.exp()).to_event(1), obs=y)
+
+    leaf = torch.tensor([[0.1, 0.5], [-0.3, 1.2]], dtype=torch.float64).requires_grad_()
+    (site,) = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf], None)
+    want = (scale[:, None] * dist.Poisson(leaf.detach().exp()).log_prob(y)).flatten()
+    torch.testing.assert_close(site.log_prob(site.phi.detach()), want)
+
+
 def test_errors():
     with pytest.raises(ValueError, match=r"expected the program to have an observed site that depends on its NNGP"):
         observed(lambda f: dist.Normal(torch.zeros(3, dtype=torch.float64), 1.0))
