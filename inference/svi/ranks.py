@@ -15,7 +15,6 @@ n local rows, of this process, B rows of a batch.
 import math
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +23,11 @@ from torch import Tensor, nn
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import ShardedData, World
 from pyro_nngp.distributed.training_state import load_training_state, training_state
-from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 from pyro_nngp.inference.identity import check_same_run, described
 from pyro_nngp.inference.protocols import Trainable, shard_of
-from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import LocalMinibatches, LocalSubsample, Minibatches, Subsample, local_numbers
 from pyro_nngp.inference.svi.replay import Replay
-from pyro_nngp.inference.svi.saved_state import divided, joined
+from pyro_nngp.inference.svi.saved_state import RunFile, RunFolder
 
 _PRIME = 1_000_003  # between the seeds of processes
 
@@ -144,9 +141,9 @@ class Ranks:
         """The descriptions of a run, with the data of all processes."""
         return descriptions
 
-    def store(self, path: str | PathLike[str]) -> Any:
+    def store(self, path: str | PathLike[str]) -> RunFile | RunFolder:
         """The file, or folder, of the checkpoints of a run."""
-        return _File(path)
+        return RunFile(path)
 
 
 class ShardedRanks(Ranks):
@@ -233,40 +230,8 @@ class ShardedRanks(Ranks):
     def described(self, descriptions: dict[str, str]) -> dict[str, str]:
         return described(descriptions, self.shard)
 
-    def store(self, path: str | PathLike[str]) -> Any:
-        return _Folder(path, self.shard)
-
-
-class _File:
-    """Checkpoints of the only process."""
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-
-    def exists(self) -> bool:
-        return self.path.exists()
-
-    def save(self, content: dict[str, Any]) -> None:
-        save_checkpoint(self.path, content)
-
-    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return load_checkpoint(self.path)
-
-
-class _Folder:
-    """Checkpoints of several processes, of which another number may continue the run."""
-
-    def __init__(self, path: str | PathLike[str], shard: ShardedData) -> None:
-        self.folder = ShardedCheckpoint(path, shard)
-
-    def exists(self) -> bool:
-        return self.folder.exists()
-
-    def save(self, content: dict[str, Any]) -> None:
-        self.folder.save(*divided(content))
-
-    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return joined(*self.folder.load(divided(like())[1]))
+    def store(self, path: str | PathLike[str]) -> RunFolder:
+        return RunFolder(path, self.shard)
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:

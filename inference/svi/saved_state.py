@@ -1,13 +1,28 @@
-"""The content of a checkpoint of a training run: collected, checked, loaded, and divided by process."""
+"""Checkpoints of a training run: their content, collected, checked and loaded, and their file, or folder.
 
+On several processes content is divided into what all share, what belongs to one, and rows of parameters, so that
+another number of processes can resume the run.
+"""
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.inference.checkpoint import (
+    CheckpointError,
+    check_schema,
+    load_checkpoint,
+    refuse_state,
+    save_checkpoint,
+)
 from pyro_nngp.inference.identity import differences
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.convergence import Rounds
 
 _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # attributes of a trainer
@@ -79,6 +94,44 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
     return saved["num_steps"] < run.num_steps
 
 
+class RunFile:
+    """Checkpoints of the only process."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a run to resume."""
+        return self.path.exists()
+
+    def save(self, content: dict[str, Any]) -> None:
+        """Write the content of a checkpoint."""
+        save_checkpoint(self.path, content)
+
+    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Read the content of the checkpoint; `like` is not needed."""
+        return load_checkpoint(self.path)
+
+
+class RunFolder:
+    """Checkpoints of several processes, of which another number may continue the run."""
+
+    def __init__(self, path: str | PathLike[str], shard: ShardedData) -> None:
+        self.folder = ShardedCheckpoint(path, shard)
+
+    def exists(self) -> bool:
+        """Whether there is a run to resume."""
+        return self.folder.exists()
+
+    def save(self, content: dict[str, Any]) -> None:
+        """Write the content of a checkpoint."""
+        self.folder.save(*_divided(content))
+
+    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Read the content of the checkpoint; of another number of processes, with the local state of `like`."""
+        return _joined(*self.folder.load(_divided(like())[1]))
+
+
 def _check_content(trainer: Any, content: dict[str, Any]) -> None:
     """Raise ``CheckpointError`` unless a run can resume from the content of a checkpoint."""
     like = run_content(trainer) | {"run": {}, "scores": [], "best": None, "good": {}}
@@ -94,7 +147,7 @@ def _check_content(trainer: Any, content: dict[str, Any]) -> None:
         check_schema("fit", content["good"], like, "checkpoint['good']")
 
 
-def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+def _divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
     """The parts of a state on one of several processes: shared, of this process, and rows of parameters."""
     run, rows = dict(state["run"]), dict[str, Tensor]()
     values = {"values": run["values"], "best": state["best"]}
@@ -109,8 +162,8 @@ def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict
     return state | {"run": run, "best": values["best"]}, local, rows
 
 
-def joined(shared: dict[str, Any], local: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
-    """The inverse of :func:`divided`."""
+def _joined(shared: dict[str, Any], local: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`_divided`."""
     for place, part in rows.items():
         name, _, table = place.partition(".")
         value = shared["run"]["values"] if name == "values" else shared["best"]
