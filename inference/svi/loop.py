@@ -34,6 +34,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -190,28 +191,22 @@ def fit(
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     solving = can_solve if solve_every is None else solve_every > 0
 
-    def trainer_of(
-        method: Trainable, num_data: int, validation: Validation | None, checkpoint: Checkpoint | None
-    ) -> Trainer:
-        return Trainer(
-            method,
-            num_steps=num_steps,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            lr=lr,
-            schedule=schedule,
-            refresh_every=refresh_every,
-            solve_every=solve_every,
-            solving=solving,
-            elbo=IntegratedELBO() if elbo is None else elbo,
-            num_data=num_data,
-            tolerance=tolerance,
-            validation=validation,
-            checkpoint=checkpoint,
-            device=device,
-            seed=seed,
-            replay=replay,
-        )
+    trainer_of = partial(
+        Trainer,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        lr=lr,
+        schedule=schedule,
+        refresh_every=refresh_every,
+        solve_every=solve_every,
+        solving=solving,
+        elbo=IntegratedELBO() if elbo is None else elbo,
+        tolerance=tolerance,
+        device=device,
+        seed=seed,
+        replay=replay,
+    )
 
     def train_first(trainer: Trainer, max_seconds: float | None, pressed: list) -> None:
         """Train a copy on fewer rows first, which may do so as well, where the method has such stages."""
@@ -221,7 +216,7 @@ def fit(
         with whole.first_stage() as part:
             if part is None:
                 return
-            stage = trainer_of(part, part.num_data, None, None)
+            stage = trainer_of(part, num_data=part.num_data, validation=None, checkpoint=None)
             train_first(stage, max_seconds, pressed)
             with stage.state.random, stage.state.sparse_gradients():
                 stage.resume()
@@ -229,7 +224,7 @@ def fit(
         trainer.follow(stage)
 
     def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
-        trainer = trainer_of(method, num_data, validation, checkpoint)
+        trainer = trainer_of(method, num_data=num_data, validation=validation, checkpoint=checkpoint)
         state = trainer.state
         path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
         alone = exclusive_checkpoint("fit", path)

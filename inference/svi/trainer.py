@@ -30,18 +30,12 @@ from pyro_nngp.inference.svi.defaults import (
     profiles,
     suits_lbfgs,
 )
-from pyro_nngp.inference.svi.dispersion_check import check_augmentation, check_dispersion
-from pyro_nngp.inference.svi.family_check import check_family
+from pyro_nngp.inference.svi.final_checks import check_trained
 from pyro_nngp.inference.svi.lbfgs import LBFGS
-from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
-from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplicates, check_outcome
-from pyro_nngp.inference.svi.residual_check import check_tails
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.saved_state import load_run, run_content
-from pyro_nngp.inference.svi.signal_check import check_latent_signal
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
-from pyro_nngp.inference.svi.trend_check import check_trend
 from pyro_nngp.linalg import report_nuggets
 
 _PROBE = 2048  # rows of the loss that decides on convergence
@@ -278,17 +272,7 @@ class Trainer:
         facts = losses, self.scores, seconds, converged, ended_by, self.optimizer, rows, *counts
         result = FitResult(*facts, held_out=held_out, stages=self.stages)
         if not interrupted:
-            check_leak(self.method)
-            check_neighbors(self.method)
-            check_near_duplicates(self.method)
-        if not interrupted and self.ranks.is_first:
-            check_outcome(self.method, result)
-            check_family(self.method, result)
-            check_tails(self.method)
-            check_trend(self.method)
-            check_dispersion(self.method)
-            check_augmentation(self.method)
-            check_latent_signal(self.method)
+            check_trained(self.method, result, self.ranks.is_first)
         return result
 
     def _follow_adam_step(self) -> None:

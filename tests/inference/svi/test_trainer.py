@@ -18,7 +18,7 @@ from training import SETTINGS, Line, assert_same, bumps, stop_at, values, vecchi
 
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
 from pyro_nngp.inference.checkpoint import load_checkpoint
-from pyro_nngp.inference.svi import trainer
+from pyro_nngp.inference.svi import final_checks
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.loadings import FactorLoadings
@@ -291,7 +291,7 @@ def test_a_trained_method_is_checked_but_not_one_whose_training_was_cut_short(mo
     checks = ["leak", "neighbors", "near_duplicates", "outcome", "family", "tails", "trend", "dispersion"]
     run = []
     for name in checks:
-        monkeypatch.setattr(trainer, f"check_{name}", lambda *_, name=name: run.append(name))
+        monkeypatch.setattr(final_checks, f"check_{name}", lambda *_, name=name: run.append(name))
     press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None  # noqa: E731
     with pytest.warns(ConvergenceWarning, match="Ctrl-C"):
         fit(vecchia(60), 5, callback=press, progress=False)
