@@ -65,6 +65,11 @@ def sample_sites(trace: Trace) -> dict[str, Any]:
     return {n: site for n, site in nodes if site["type"] == "sample" and not isinstance(site["fn"], _Subsample)}
 
 
+def latent_sites(trace: Trace) -> dict[str, Any]:
+    """Sample sites of a trace that are not observed, without the subsamples of plates."""
+    return {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
+
+
 def latent_values(trace: Trace) -> dict[str, Tensor]:
     """Values of latent sites that a guide drew, with the rows of its plates, for a model to use the same rows."""
     return {name: site["value"] for name, site in trace.iter_stochastic_nodes()}
@@ -75,9 +80,14 @@ def is_data(site: Any) -> bool:
     return site["is_observed"] and not isinstance(base_distribution(site["fn"]), (Delta, Unit))
 
 
+def is_delta(site: Any) -> bool:
+    """Whether the distribution of a site is a point, as of a deterministic function of others."""
+    return isinstance(base_distribution(site["fn"]), Delta)
+
+
 def is_variable(site: Any) -> bool:
     """Whether a site is latent, or a deterministic function of others."""
-    return not site["is_observed"] or isinstance(base_distribution(site["fn"]), Delta)
+    return not site["is_observed"] or is_delta(site)
 
 
 def taken_apart(site: Any) -> tuple[Any, Tensor]:
@@ -162,7 +172,7 @@ def check_supports(where: str, trace: Trace) -> None:
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
     """Plate of each dimension of a value of a site; None for dimensions without one."""
     event_dim = site["fn"].event_dim
-    if isinstance(base_distribution(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
+    if is_delta(site) and len(site["fn"].shape()) != value.dim():
         event_dim = 0  # by default, pyro.deterministic treats a whole value as one event, even in plates
     names: list[str | None] = [None] * value.dim()
     for frame in site["cond_indep_stack"]:

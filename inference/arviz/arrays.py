@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
-from pyro.distributions import Delta
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import biject_to, identity_transform
 
 from pyro_nngp._checks import fail
-from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.inference._traces import (
     is_data,
+    is_delta,
     is_variable,
     log_prob,
     plate_dims,
@@ -106,7 +105,7 @@ class Arrays:
                     self._put("posterior", name, value, dims, place, rows)
                     if unconstrained and not site["is_observed"]:
                         self._put_unconstrained(name, site, value, dims, place, rows)
-                    if log_prior and not _is_delta(site):
+                    if log_prior and not is_delta(site):
                         density = log_prob(site, 0.0)
                         self._put("log_prior", name, density, dims[: density.dim()], place, rows)
 
@@ -306,10 +305,6 @@ def creation_attrs() -> dict[str, str]:
         "inference_library": "pyro",
         "inference_library_version": pyro.__version__,
     }
-
-
-def _is_delta(site: Any) -> bool:
-    return isinstance(base_distribution(site["fn"]), Delta)
 
 
 def _is_discrete(site: Any) -> bool:

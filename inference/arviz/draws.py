@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import latent_values
 from pyro_nngp.inference.autoguide.transport import Transported
-from pyro_nngp.inference.mcmc.minibatch import all_rows
+from pyro_nngp.inference.mcmc.minibatch import with_all_rows
 from pyro_nngp.inference.mcmc.recorder import RECORD
 from pyro_nngp.inference.protocols import ScoresDraws, has_program, owner_of
 
@@ -50,8 +50,7 @@ class MCMCDraws:
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the run, with all rows instead of each minibatch."""
-        every = {name: all_rows(a) for name, a in self._mcmc._kwargs.items()}
-        return tuple(all_rows(a) for a in self._mcmc._args), every
+        return with_all_rows(self._mcmc._args, self._mcmc._kwargs)
 
     def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
         """Values of the latent sites at one of the selected draws."""

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro import poutine
-from pyro.distributions import Delta, Unit
+from pyro.distributions import Unit
 from pyro.infer import config_enumerate
 from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp._wrappers import base_distribution
-from pyro_nngp.inference._traces import log_prob, sample_sites
+from pyro_nngp.inference._traces import is_delta, log_prob, sample_sites
 from pyro_nngp.inference.autoguide.quadratics import OpaqueSiteError
 
 
@@ -62,7 +61,7 @@ def _groups(trace: Trace, nesting: int) -> list[list[str]]:
     groups: list[tuple[set[int], list[str]]] = []
     for name, site in sample_sites(trace).items():
         fn = site["fn"]
-        if isinstance(base_distribution(fn), Delta):
+        if is_delta(site):
             continue
         shape = torch.broadcast_shapes(fn.batch_shape, site["value"].shape[: site["value"].dim() - fn.event_dim])
         dims = {dim for dim in range(-len(shape), -nesting) if shape[dim] > 1}

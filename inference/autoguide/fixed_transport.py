@@ -108,7 +108,7 @@ class _FixedEffects:
         w, self._var, self._neighbors = (part.detach() for part in prior_of(base, len(effects)))
         s = 1 / (1 / self._var + self._information)
         self._weights = s[:, None] * (w / self._var[:, None] + effects.pull)
-        self._levels = levels_of(base, self._neighbors)
+        self._levels = levels_of(base)
         self._mean, self._slope = (part.to(like) for part in _mean(q, q, name))
         self._mean_change = (
             torch.stack([mean for mean, _ in changes]).to(like) if changes else like.new_zeros(0, len(s))

@@ -45,7 +45,7 @@ from torch.distributions import biject_to
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals.general_kernel import solve
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference._traces import sample_sites
+from pyro_nngp.inference._traces import latent_sites
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base, value_at
@@ -86,8 +86,7 @@ class Transported:
             trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
         (guide,) = self._guide
         known = {SITE, *guide.hyperparameters, *guide.gaussian}
-        latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
-        more = [n for n, site in latent.items() if n not in known and not site["fn"].has_enumerate_support]
+        more = [n for n, site in latent_sites(trace).items() if n not in known and not site["fn"].has_enumerate_support]
         if more:
             cure = "Run the program as at the guide's first call."
             fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)
@@ -251,7 +250,7 @@ class Effects:
             weights = s[:, None] * (w / var[:, None] + self.pull)
             centered = s * (self._push + coefficients @ self._slope) + s.sqrt() * z
             if weights.shape[1]:
-                centered = solve_triangular(weights, neighbors, centered, levels_of(base, neighbors))
+                centered = solve_triangular(weights, neighbors, centered, levels_of(base))
             centered, volume = (part.reshape(base.batch_shape + base.event_shape) for part in (centered, s.log() / 2))
             if isinstance(base, NNGP | Normal):
                 value = centered if isinstance(base, NNGP) else base.loc + centered
@@ -275,7 +274,7 @@ def prior_of(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n
     return w.expand(*shape, *w.shape[-2:]).reshape(n, -1), var.expand(*shape, var.shape[-1]).reshape(n), neighbors
 
 
-def levels_of(base: NNGP, neighbors: Tensor) -> list[Tensor]:
+def levels_of(base: NNGP) -> list[Tensor]:
     """Dependency levels of the values of all processes of a site."""
     count, n = base.batch_shape.numel(), len(base.graph.neighbors)
     if count == 1:

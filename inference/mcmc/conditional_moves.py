@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference._traces import check_all_rows, run_at, sample_sites
+from pyro_nngp.inference._traces import check_all_rows, latent_sites, run_at
 from pyro_nngp.inference.mcmc.logistic import LogisticData
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.linalg import NotPositiveDefiniteError
@@ -83,13 +83,17 @@ class ConditionalMoves:
 
     def prior(self, params: Params) -> NNGP:
         """The distribution of f given all other sites."""
-        return base_distribution(self.trace(params).nodes[self.site]["fn"])
+        return self.prior_of(self.trace(params))
+
+    def prior_of(self, trace: Trace) -> NNGP:
+        """The distribution of f in a trace."""
+        return trace.nodes[self.site]["fn"]
 
     def kinds(self, params: Params, name: str) -> list[str]:
         """The variables to hold fixed while a site moves, in turn: those whose fixing changes the move of this site."""
         here, there = self.trace(params), self.trace({**params, name: params[name] + 0.5})
         held = ["values"]
-        before, after = (base_distribution(trace.nodes[self.site]["fn"]).conditionals for trace in (here, there))
+        before, after = (self.prior_of(trace).conditionals for trace in (here, there))
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
             held.append("white")
         if not torch.equal(self.data.mean_offset(here), self.data.mean_offset(there)):
@@ -167,8 +171,9 @@ def slice_coordinate(move: Move, params: Params, name: str, i: int, width: float
 
 def _find_latent(where: str, trace: Trace, wanted: str | None) -> str:
     """The name of the NNGP site."""
-    latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
-    sites = {name: site for name, site in latent.items() if isinstance(base_distribution(site["fn"]), NNGP)}
+    sites = {
+        name: site for name, site in latent_sites(trace).items() if isinstance(base_distribution(site["fn"]), NNGP)
+    }
     if wanted is not None and wanted not in sites:
         fail(where, "latent", f"among the latent NNGP sites {sorted(sites)}", repr(wanted), "Name one of them.")
     if wanted is None and len(sites) != 1:

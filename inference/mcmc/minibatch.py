@@ -3,6 +3,7 @@
 Symbols: N rows, B rows of a batch.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,9 +57,18 @@ class Minibatch:
         return torch.arange(first, first + self.batch_size, device=self.device)
 
 
-def all_rows(argument: Any) -> Any:
-    """An argument of a run, with all rows instead of a minibatch."""
-    return torch.arange(argument.size, device=argument.device) if isinstance(argument, Minibatch) else argument
+def minibatches_of(args: tuple, kwargs: Mapping[str, Any]) -> list[Minibatch]:
+    """The minibatches among the arguments of a run, each once."""
+    return list(dict.fromkeys(each for each in (*args, *kwargs.values()) if isinstance(each, Minibatch)))
 
 
-__all__ = ["Minibatch", "all_rows"]
+def with_all_rows(args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a run, with all rows instead of each minibatch."""
+
+    def every(argument: Any) -> Any:
+        return torch.arange(argument.size, device=argument.device) if isinstance(argument, Minibatch) else argument
+
+    return tuple(map(every, args)), {name: every(value) for name, value in kwargs.items()}
+
+
+__all__ = ["Minibatch", "minibatches_of", "with_all_rows"]

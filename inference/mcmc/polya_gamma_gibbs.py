@@ -30,7 +30,6 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
-from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 
@@ -118,6 +117,4 @@ class PolyaGammaGibbs(MCMCKernel):
 
     def _draw_latent(self, params: Params) -> Tensor:
         trace = self.moves.trace(params)
-        prior = base_distribution(trace.nodes[self.moves.site]["fn"])
-        linear, precision = self.moves.data.draw_terms(trace)
-        return draw_posterior(prior.factor, linear, precision)
+        return draw_posterior(self.moves.prior_of(trace).factor, *self.moves.data.draw_terms(trace))

@@ -25,16 +25,15 @@ from jaxtyping import Bool, Float
 from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import check_same_kind, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.distributed import World
-from pyro_nngp.inference._traces import check_supports
+from pyro_nngp.inference._traces import check_supports, latent_sites
 from pyro_nngp.inference.mcmc.adaptation import State
-from pyro_nngp.inference.mcmc.minibatch import Minibatch
+from pyro_nngp.inference.mcmc.minibatch import Minibatch, minibatches_of
 from pyro_nngp.inference.mcmc.process_rows import ProcessRows, at_batch, batch_sizes, process_of, whole_processes
 from pyro_nngp.inference.protocols import Checked, owner_of, shard_of
 
@@ -81,7 +80,7 @@ class ModelPotential:
     ) -> None:
         self._where, self._model, self._args, self._kwargs = where, model, args, kwargs
         self._init_strategy, self._vectorize = init_strategy, vectorize
-        self._minibatches = list(dict.fromkeys(a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)))
+        self._minibatches = minibatches_of(args, kwargs)
         self._of_priors: dict[str, Minibatch] = {}  # by site of a process over all points
         self._starts: dict[str, Tensor] = {}  # of processes that the model has on a batch, at all points
         self._world, self._share = _join(where, model)
@@ -92,7 +91,7 @@ class ModelPotential:
         self._of_priors = self._batches_of_priors(trace)
         if self._world is not None:
             _check_shared(where, trace)
-        latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
+        latent = latent_sites(trace)
         if not latent:
             fail(where, "model", "with a latent site", "none", "Observe fewer sites, or use SVI for parameters.")
         for batches in self._all_rows():
@@ -340,8 +339,8 @@ def _join(where: str, model: Any) -> tuple[World | None, float]:
 
 def _check_shared(where: str, trace: poutine.Trace) -> None:
     """Raise if latent sites belong to single rows, which only one of several processes has."""
-    for name, site in trace.iter_stochastic_nodes():
-        if not isinstance(site["fn"], _Subsample) and any(frame.vectorized for frame in site["cond_indep_stack"]):
+    for name, site in latent_sites(trace).items():
+        if any(frame.vectorized for frame in site["cond_indep_stack"]):
             cure = "Take a method whose latent values are integrated out, such as Vecchia."
             fail(where, f"latent site {name!r}", "without values of single rows on several processes", "some", cure)
 

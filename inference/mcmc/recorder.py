@@ -1,5 +1,6 @@
 """Statistics of HMC and NUTS at each draw, by a hook of ``pyro.infer.MCMC``, which itself keeps numbers per chain."""
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,16 @@ class _Record:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._energy, self._leaves, self._mean = np.nan, np.nan, 0.0
+        self._energy, self._leaves = np.nan, np.nan
         self._start()
         kernel._sample_r, kernel.diagnostics = self._sample_momentum, self._diagnostics
         if isinstance(kernel, NUTS):
             kernel._build_basetree = self._build_leaf
+
+    def _start(self) -> None:
+        names = ("draws", "warmup", "warmup draws")
+        self._parts: dict[str, defaultdict[str, list[Any]]] = {name: defaultdict(list) for name in names}
+        self._mean = 0.0
 
     def add(self, samples: dict[str, Tensor], is_warmup: bool) -> None:
         kernel = self.kernel
@@ -86,15 +92,10 @@ class _Record:
             statistics["n_steps"] = float(kernel.num_steps)
         self._energy, self._leaves = np.nan, 0
         for name, value in statistics.items():
-            self._stages[is_warmup].setdefault(name, []).append(value)
+            self._parts["warmup" if is_warmup else "draws"][name].append(value)
         if is_warmup:
             for name, value in samples.items():
-                self._warmup.setdefault(name, []).append(value.detach().cpu().numpy())
-
-    def _start(self) -> None:
-        self._stages: dict[bool, dict[str, list[float]]] = {False: {}, True: {}}
-        self._warmup: dict[str, list[np.ndarray]] = {}
-        self._mean = 0.0
+                self._parts["warmup draws"][name].append(value.detach().cpu().numpy())
 
     def _sample_momentum(self, name: str) -> Any:
         kernel = self.kernel
@@ -108,10 +109,8 @@ class _Record:
         return type(self.kernel)._build_basetree(self.kernel, *args)
 
     def _diagnostics(self) -> dict[str, Any]:
-        stages = self._stages
-        parts: dict[str, dict[str, list[Any]]] = {"draws": {**stages[False]}, "warmup": {**stages[True]}}
-        parts["warmup draws"] = {**self._warmup}
-        arrays = {part: {name: _column(name, values) for name, values in kept.items()} for part, kept in parts.items()}
+        parts = self._parts.items()
+        arrays = {part: {name: _column(name, values) for name, values in kept.items()} for part, kept in parts}
         return type(self.kernel).diagnostics(self.kernel) | {RECORD: arrays}
 
 

@@ -29,7 +29,7 @@ from pyro_nngp.inference.autoguide.fixed_transport import FixedTransport
 from pyro_nngp.inference.identity import check_same_run, described, identity
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
-from pyro_nngp.inference.mcmc.minibatch import Minibatch, all_rows
+from pyro_nngp.inference.mcmc.minibatch import minibatches_of, with_all_rows
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer, warn_of_starts
 from pyro_nngp.inference.mcmc.potential import ModelPotential, check_sizes
 from pyro_nngp.inference.mcmc.process_rows import init_near_mean
@@ -182,8 +182,9 @@ class StochasticGradientKernel(AdaptiveStep):
     ) -> None:
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
         if self._transport is not None:
-            check_sizes(self._where, self._program, [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)])
-            self._transport.prepare(*map(all_rows, args), **{name: all_rows(value) for name, value in kwargs.items()})
+            check_sizes(self._where, self._program, minibatches_of(args, kwargs))
+            every_args, every_kwargs = with_all_rows(args, kwargs)
+            self._transport.prepare(*every_args, **every_kwargs)
         kind = AnchoredPotential if self.control_variates else ModelPotential
         self.potential = kind(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
