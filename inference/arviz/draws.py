@@ -60,7 +60,7 @@ class MCMCDraws:
         return values, None
 
     def are_of(self, method: Any) -> bool:
-        """Whether the draws are from the guide of a method."""
+        """Whether the draws are from the guide of a method, which is None for other programs."""
         return False
 
     def statistics(self) -> Statistics:
@@ -122,7 +122,7 @@ class GuideDraws:
 
     def are_of(self, method: Any) -> bool:
         """Whether the draws are from the guide of a method."""
-        return owner_of(self._guide) is method
+        return method is not None and owner_of(self._guide) is method
 
     def statistics(self) -> Statistics:
         """An empty dictionary: independent draws have no diagnostics."""

@@ -26,7 +26,7 @@ from pyro_nngp._kinds import check_flags
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
-from pyro_nngp.inference.arviz.draws import GuideDraws, MCMCDraws, draws_of, method_of
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "to_arviz"
@@ -156,22 +156,22 @@ def to_arviz(
     num_data = getattr(source, "num_data", None) if num_data is None else num_data
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
     method = method_of(draws.model)
+    from_guide = draws.are_of(method)
     if method is not None:
         cure = "Take elpd(data.in_order(gp.loo())), and draws of gp.sample."
-        method.check_export("to_arviz", cure, draws.are_of(method))
+        method.check_export("to_arviz", cure, from_guide)
     densities = predict = None
-    if log_likelihood is None:
-        log_likelihood = method is None or not _is_plug_in(method, draws)
+    if log_likelihood is None:  # without priors leave-one-out densities are the same at all draws of the guide
+        log_likelihood = not (from_guide and method.loo_kind and not method.hyper_guide.has_sites)
     if method is not None and method.loo_kind and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
-        densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
+        densities = method.loo_by_draw(idx, from_guide=from_guide)
     if predictions is not None:
         if method is None:
             cure = "Pass a method, or its MCMC run; draw the predictions of your own program by Predictive."
             fail(_WHERE, "source", "to be a method, with predictions", type(source).__name__, cure, TypeError)
         given = predictions if isinstance(predictions, Mapping) else {"x_new": predictions}
-        guided = {"from_guide": True} if draws.are_of(method) else {}
-        predict, predictions = method.predictions_by_draw(**given, **guided), given["x_new"]
+        predict, predictions = method.predictions_by_draw(**given, from_guide=from_guide), given["x_new"]
     given_latents = None
     if log_likelihood_conditional or (log_likelihood and densities is None):
         given_latents = "log_likelihood" if method is None else "log_likelihood_conditional"
@@ -201,7 +201,7 @@ def to_arviz(
                     log_q = {} if guide_trace is None else {"log_q": total_log_prob(guide_trace)}
                     arrays.add_densities(place, log_p=log_p + of_all, **log_q)
             if s == 0:
-                if draws.are_of(method) and not arrays.has_latents:
+                if from_guide and not arrays.has_latents:
                     arrays.add_fields(*_fields(method, args[0] if args else kwargs.get("idx"), draws.num_samples))
                 by_row = {name: getattr(source, name, None) for name in ("x", "offset", "weights", "trials", "limits")}
                 arrays.add_constants(trace, by_row, predictions, constant_data or {})
@@ -218,11 +218,6 @@ def to_arviz(
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), losses)
     return container(_WHERE, arrays.datasets(num_draws=s + 1))
-
-
-def _is_plug_in(method: Any, draws: MCMCDraws | GuideDraws) -> bool:
-    """Whether the leave-one-out densities of a method are the same at all draws: hyperparameters have no priors."""
-    return draws.are_of(method) and bool(method.loo_kind) and not method.hyper_guide.has_sites
 
 
 def _fields(method: Any, idx: Tensor | None, num_samples: int) -> tuple[str, Tensor, tuple[str, ...]]:

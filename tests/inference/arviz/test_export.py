@@ -639,6 +639,18 @@ def test_errors_of_mcmc_runs():
         to_arviz(mcmc)
 
 
+def test_a_pair_of_functions_without_latent_sites_has_its_data():
+    data = torch.tensor([0.3, -1.2, 0.8])
+
+    def model():
+        with pyro.plate("data", 3):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=data)
+
+    idata = to_arviz((model, lambda: None), num_samples=2)
+    np.testing.assert_array_equal(idata.observed_data["y"], data)
+    assert idata.log_likelihood["y"].shape == (1, 2, 3)
+
+
 @pytest.mark.parametrize("method", [Vecchia, pytest.param(LOO, marks=pytest.mark.slow)])
 def test_a_method_without_sites_has_joint_draws_of_f(method):
     """With K = N - 1 they are nearly draws of the exact process."""
