@@ -32,7 +32,6 @@ from pyro.distributions import constraints
 from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroParam
-from pyro.poutine.runtime import get_plates
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -48,7 +47,7 @@ from pyro_nngp.inference.autoguide.laplace import PAIRED
 from pyro_nngp.inference.autoguide.linear_predictor import colored, linear_sites, log_det_root, value_at
 from pyro_nngp.inference.autoguide.linearized_program import LinearizedProgram
 from pyro_nngp.inference.autoguide.mode_search import MOST, hyperparameter_mode
-from pyro_nngp.inference.autoguide.program_checks import check_sites, same
+from pyro_nngp.inference.autoguide.program_checks import check_outside_plates, check_sites, same
 from pyro_nngp.inference.autoguide.quadratics import Marginals
 from pyro_nngp.inference.autoguide.unconstrained import Unconstrained
 from pyro_nngp.inference.diagnostics.calibration import pareto_shape
@@ -257,10 +256,7 @@ class AutoNNGP(AutoGuide):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw all latent sites; returns their values by name."""
-        outside = [frame.name for frame in get_plates() if frame.vectorized]
-        if outside:
-            cure = "Take parallel=False and vectorize_particles=False."
-            fail("AutoNNGP", "the guide", "outside vectorized plates", outside, cure)
+        check_outside_plates("AutoNNGP", "the guide")
         learning = torch.is_grad_enabled() and self.training
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)

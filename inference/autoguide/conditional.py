@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,8 +77,8 @@ class ConditionalPosterior:
         of_data, beside = zip(*map(self._times_root, roots, self._rows()), strict=True)
         of_coefficients = SparseRows(torch.zeros(p, 1, dtype=torch.long), torch.zeros(p, 1, dtype=torch.float64))
         tables = [*self._prior, *of_data, of_coefficients]
-        largest = max(self._processes(), key=lambda name: gaussian_base(trace.nodes[name]["fn"]).graph.num_points)
-        x = gaussian_base(trace.nodes[largest]["fn"]).graph.x
+        largest = max(self.processes, key=lambda name: self.prior(name).graph.num_points)
+        x = self.prior(largest).graph.x
         plan = blocks.order.plan([table.columns for table in tables], x, self.sparse_place(largest).start, m)
         dense = [np.zeros((len(table.values), p)) for table in self._prior]
         self.precision = FactoredPrecision(tables, np.concatenate([*dense, *beside, np.eye(p)]), plan)
@@ -95,10 +96,17 @@ class ConditionalPosterior:
     @property
     def is_flat(self) -> bool:
         """Whether the prior of no site depends on the values of other sites."""
-        bases = [gaussian_base(self.trace.nodes[name]["fn"]) for name in self._names]
-        return not any(
-            base.mean.requires_grad or base.variance.requires_grad for base in bases if not isinstance(base, NNGP)
-        )
+        priors = [self.prior(name) for name in self._names if name not in self.processes]
+        return not any(prior.mean.requires_grad or prior.variance.requires_grad for prior in priors)
+
+    @property
+    def processes(self) -> list[str]:
+        """Names of the processes."""
+        return [name for name in self.sparse_names if isinstance(self.prior(name), NNGP)]
+
+    def prior(self, name: str) -> Any:
+        """The prior of a site, without independent dimensions."""
+        return gaussian_base(self.trace.nodes[name]["fn"])
 
     @property
     def dense_shapes(self) -> list[torch.Size]:
@@ -209,8 +217,8 @@ class ConditionalPosterior:
 
     @cached_property
     def _log_det_processes(self) -> float:
-        every = [self.trace.nodes[name]["fn"] for name in self._names]
-        return sum(float(log_det_root(fn).detach().sum()) for fn in every if isinstance(gaussian_base(fn), NNGP))
+        priors = [self.trace.nodes[name]["fn"] for name in self.processes]
+        return sum(float(log_det_root(fn).detach().sum()) for fn in priors)
 
     def _product(self, leaves: Float[Tensor, "*S d"]) -> Float[Tensor, "*S r"]:
         m, flat = self._sparse.shape[1], leaves.reshape(-1, leaves.shape[-1]).numpy()
@@ -237,13 +245,9 @@ class ConditionalPosterior:
         beside = root @ self._dense[rows].reshape(n, k, -1)
         return SparseRows(torch.from_numpy(positions), torch.from_numpy(scales)), beside.reshape(n * k, -1)
 
-    def _processes(self) -> list[str]:
-        """Names of the processes."""
-        return [n for n in self.sparse_names if isinstance(gaussian_base(self.trace.nodes[n]["fn"]), NNGP)]
-
     def _prior_rows(self, name: str) -> SparseRows:
         """Root of the prior precision of a sparse leaf: a row for each of its values."""
-        place, base = self.sparse_place(name), gaussian_base(self.trace.nodes[name]["fn"])
+        place, base = self.sparse_place(name), self.prior(name)
         if not isinstance(base, NNGP):
             own = torch.arange(place.start, place.stop)[:, None]
             return SparseRows(own, torch.ones(own.shape, dtype=torch.float64))

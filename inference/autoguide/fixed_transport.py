@@ -26,10 +26,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._wrappers import base_distribution
-from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
-from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base
 from pyro_nngp.inference.autoguide.transport import At, Effects, Map, Place, Transported, levels_of, prior_of
 from pyro_nngp.linalg import solve_triangular
 
@@ -85,10 +83,8 @@ class _FixedMap(Map):
     def __init__(self, guide: AutoNNGP) -> None:
         super().__init__(guide)
         center = self.posterior(torch.zeros(self._h))
-        nodes = center.trace.nodes
-        names = [name for name in self._effects if isinstance(gaussian_base(nodes[name]["fn"]), NNGP)]
         rows = {sign: [self.posterior(sign * row) for row in torch.eye(self._h)] for sign in (1, -1)}
-        for name in names:
+        for name in center.processes:
             changes = [_change(a, b, center, name) for a, b in zip(rows[1], rows[-1], strict=True)]
             self._effects[name] = _FixedEffects(self._effects[name], center, name, changes, self.zero)
 
@@ -104,7 +100,7 @@ class _FixedEffects:
         changes: list[tuple[Tensor, Tensor]],
         like: Tensor,
     ) -> None:
-        base, self._information = gaussian_base(q.trace.nodes[name]["fn"]), effects.information
+        base, self._information = q.prior(name), effects.information
         w, self._var, self._neighbors = (part.detach() for part in prior_of(base, len(effects)))
         s = 1 / (1 / self._var + self._information)
         self._weights = s[:, None] * (w / self._var[:, None] + effects.pull)
@@ -138,8 +134,7 @@ def _change(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Half the differences of the mean and of the log conditional variances of the prior."""
     means = [_mean(q, center, name)[0] for q in (ahead, behind)]
-    bases = [gaussian_base(q.trace.nodes[name]["fn"]) for q in (ahead, behind)]
-    logs = [prior_of(base, len(means[0]))[1].detach().log() for base in bases]
+    logs = [prior_of(q.prior(name), len(means[0]))[1].detach().log() for q in (ahead, behind)]
     return (means[0] - means[1]) / 2, (logs[0] - logs[1]) / 2
 
 

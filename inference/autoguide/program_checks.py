@@ -1,10 +1,11 @@
-"""Checks of a program for AutoNNGP: its latent sites, that two runs agree, and that later calls have the same data."""
+"""Checks of a program for AutoNNGP: its latent sites, plates around it, and that other runs have the same data."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
 from pyro_nngp._checks import fail
@@ -32,6 +33,14 @@ def check_repeatable(once: list[Observations], again: list[Observations]) -> Non
             cure = "Do not hide its latent sites by poutine.block, nor draw numbers other than by pyro.sample."
             site, actual = f"observed site {a.name!r}", "another distribution in a second run at the same values"
             fail("AutoNNGP", site, "determined by the latent sites of the program", actual, cure)
+
+
+def check_outside_plates(where: str, what: str) -> None:
+    """Raise within vectorized plates, where each site would have several values."""
+    plates = [frame.name for frame in get_plates() if frame.vectorized]
+    if plates:
+        cure = "Take parallel=False and vectorize_particles=False."
+        fail(where, what, "outside vectorized plates", plates, cure)
 
 
 def near(a: Tensor, b: Tensor) -> bool:

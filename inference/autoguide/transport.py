@@ -38,7 +38,6 @@ import torch
 from jaxtyping import Float, Int
 from pyro.distributions import Normal
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import get_plates
 from torch import Tensor
 from torch.distributions import biject_to
 
@@ -49,6 +48,7 @@ from pyro_nngp.inference._traces import latent_sites
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base, value_at
+from pyro_nngp.inference.autoguide.program_checks import check_outside_plates
 from pyro_nngp.linalg import cholesky, solve_triangular
 
 SITE = "_white"
@@ -76,7 +76,7 @@ class Transported:
     def __init__(self, where: str, model: Callable, guide: AutoNNGP) -> None:
         if not isinstance(guide, AutoNNGP):
             fail(where, "guide", "to be an AutoNNGP", type(guide).__name__, "Pass AutoNNGP(model).", TypeError)
-        self._where, self.original, self._guide = where, model, (guide,)
+        self._where, self.original, self._guide = where, model, guide
         self._map: Map | None = None
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
@@ -84,18 +84,16 @@ class Transported:
         self._update_map(*args, **kwargs)
         with pyro.poutine.block(), torch.no_grad():
             trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
-        (guide,) = self._guide
-        known = {SITE, *guide.hyperparameters, *guide.gaussian}
+        known = {SITE, *self._guide.hyperparameters, *self._guide.gaussian}
         more = [n for n, site in latent_sites(trace).items() if n not in known and not site["fn"].has_enumerate_support]
         if more:
             cure = "Run the program as at the guide's first call."
             fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)
 
     def _update_map(self, *args: Any, **kwargs: Any) -> None:
-        (guide,) = self._guide
         with pyro.poutine.block(), torch.no_grad():
-            guide.median(*args, **kwargs)
-            self._map = self._map_of(guide)
+            self._guide.median(*args, **kwargs)
+            self._map = self._map_of(self._guide)
 
     def _map_of(self, guide: AutoNNGP) -> "Map":
         return Map(guide)
@@ -105,15 +103,12 @@ class Transported:
         """Values of the latent sites of the original program at one draw, {site: value}."""
         with pyro.poutine.block():
             trace = pyro.poutine.trace(pyro.poutine.condition(self, values)).get_trace(*args, **kwargs)
-        (guide,) = self._guide
-        return {name: trace.nodes[name]["value"] for name in (*guide.hyperparameters, *guide.gaussian)}
+        names = (*self._guide.hyperparameters, *self._guide.gaussian)
+        return {name: trace.nodes[name]["value"] for name in names}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program at the map of the white site."""
-        outside = [frame.name for frame in get_plates() if frame.vectorized]
-        if outside:
-            cure = "Take parallel=False and vectorize_particles=False."
-            fail(self._where, "a program with a guide", "outside vectorized plates", outside, cure)
+        check_outside_plates(self._where, "a program with a guide")
         if self._map is None:
             self._update_map(*args, **kwargs)
         assert self._map is not None
@@ -138,7 +133,7 @@ class Map:
     """
 
     def __init__(self, guide: AutoNNGP) -> None:
-        self._guide, self._h = (guide,), 0
+        self._guide, self._h = guide, 0
         if guide.hyperparameters:
             self._loc, self._h = guide.loc.detach().clone(), guide.loc.numel()
             self._tril = (guide.scale[:, None] * guide.scale_tril).detach()
@@ -156,15 +151,14 @@ class Map:
         self._changes = [[((a - b) / 2).to(like) for a, b in zip(*each, strict=True)] for each in changes]
 
     def posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
-        (guide,) = self._guide
-        return guide.conditional_at(self._loc + self._tril @ epsilon.to(self._loc) if self._h else epsilon)
+        return self._guide.conditional_at(self._loc + self._tril @ epsilon.to(self._loc) if self._h else epsilon)
 
     def __call__(self, white: Float[Tensor, " d"]) -> dict[str, Place]:
         epsilon, *blocks, last = white.split(self._sizes)
         places: dict[str, Place] = {}
         if self._h:
             latent = self._loc + self._tril @ epsilon.to(self._loc)
-            for name, part, value in self._guide[0].space.unpack(latent):
+            for name, part, value in self._guide.space.unpack(latent):
                 places[name] = _Hyperparameter(part, value)
         mean, log_scale, unit = self._moments
         for step, (mean_change, scale_change, _) in zip(epsilon, self._changes, strict=True):
@@ -214,7 +208,7 @@ class Effects:
     """
 
     def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
-        place, base = q.sparse_place(name), gaussian_base(q.trace.nodes[name]["fn"])
+        place, base = q.sparse_place(name), q.prior(name)
         n = place.stop - place.start
         w, var, self.neighbors = prior_of(base, n)
         scale = var.sqrt() if isinstance(base, Normal) else torch.ones(n)

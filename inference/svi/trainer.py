@@ -290,8 +290,6 @@ class Trainer:
         ends = self.automatic and state.step % self._round_steps() == 0
         if ends:
             self._end_round()
-            self.gain, self.converged = self.plateau.gain, self.plateau.converged
-            self.ended = self.converged
         self._validate(ends if self.automatic else state.step % 500 == 0)
 
     def _end_round(self) -> None:
@@ -299,7 +297,7 @@ class Trainer:
         self.objective = self.state.objective(_PROBE)
         if self.objective < self.plateau.best:
             self.best_parameters = self.state.parameters()
-        stalled = self.plateau.observe(self.objective)
+        stalled = self._observe(self.objective)
         if self.best_parameters and not self.objective <= self.plateau.best + _RUNAWAY:
             self._restore_best_round()
         if stalled:
@@ -354,9 +352,14 @@ class Trainer:
         score, best = self.ranks.sum(part), self.plateau.best
         if score < best and self.validation is None:
             self.best = self.state.snapshot()
-        self.plateau.observe(score)
+        self._observe(score)
+
+    def _observe(self, objective: float) -> bool:
+        """Record the objective of a round, which may be the last; returns whether it did not improve."""
+        stalled = self.plateau.observe(objective)
         self.gain, self.converged = self.plateau.gain, self.plateau.converged
         self.ended = self.converged
+        return stalled
 
     def _validate(self, due: bool) -> None:
         if self.validation is None:
