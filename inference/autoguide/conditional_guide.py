@@ -80,7 +80,7 @@ class ConditionalGuide:
         """
         zeros = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in gaussian}
         trace, observed, jacobian = program.linearize(values, zeros)
-        check_repeatable(observed, program.linearize(values, zeros)[1])
+        check_repeatable(observed, program.observed(values, zeros))
         for name in values:
             check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
         bases = {name: gaussian_base(sites[name]["fn"]) for name in gaussian}
@@ -93,7 +93,7 @@ class ConditionalGuide:
         with torch.no_grad():
             q = ConditionalPosterior(trace, observed, jacobian, blocks, marginals)
             elsewhere = torch.sin(torch.arange(1.0, 1.0 + len(q), dtype=torch.float64))
-            there = [each.phi for each in program.linearize(values, _like(zeros, q.by_name(elsewhere)))[1]]
+            there = [each.phi for each in program.observed(values, _like(zeros, q.by_name(elsewhere)))]
             guide = cls(program, zeros, blocks, all(map(near, there, q.phi(elsewhere))))
             return guide, Expansion(zeros, averaged_mode(partial(guide.posterior, values, zeros), marginals))
 
@@ -137,7 +137,7 @@ class ConditionalGuide:
         self, q: ConditionalPosterior, values: Mapping[str, Tensor], leaves: Float[Tensor, " d"]
     ) -> list[Observations]:
         """The observed sites at values of the hyperparameters and leaves."""
-        return self.program.linearize(values, _like(self.zeros, q.by_name(leaves)))[1]
+        return self.program.observed(values, _like(self.zeros, q.by_name(leaves)))
 
     def _has_settled(self, q: ConditionalPosterior, values: Mapping[str, Tensor]) -> bool:
         """Whether phi at the mean of q is nearly its linear approximation."""

@@ -1,6 +1,6 @@
 """A program with the values of its hyperparameters set, linearized in the leaves of its Gaussian sites.
 
-Cost: a run of the program, and the Jacobian of the parameters of the data.
+Cost: a run of the program, and the Jacobian of the parameters of the data where it is wanted.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,19 +46,30 @@ class LinearizedProgram:
         self, values: Mapping[str, Tensor], center: Mapping[str, Tensor]
     ) -> tuple[Any, list[Observations], Jacobian]:
         """Trace, observed sites and J at hyperparameters and leaves."""
+        trace, observed, leaves = self._observe(values, center)
         with torch.enable_grad():
-            leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in center.items()}
-            values = {name: value.detach() for name, value in values.items()}
-
-            def run(*at: Tensor) -> Any:
-                trace = self.trace(values, dict(zip(leaves, at, strict=True)))
-                return trace if self._nesting is None else summed("AutoNNGP", trace, self._nesting)
-
-            every = list(leaves.values())
-            trace = run(*every)
-            observed = observed_sites("AutoNNGP", trace, every, run)
             return trace, observed, Jacobian(torch.cat([each.phi.flatten() for each in observed]), leaves)
+
+    def observed(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> list[Observations]:
+        """The observed sites at hyperparameters and leaves."""
+        return self._observe(values, leaves)[1]
 
     def phi(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
         """Parameters phi of the data, in one vector."""
-        return torch.cat([each.phi.detach().flatten() for each in self.linearize(values, leaves)[1]])
+        return torch.cat([each.phi.detach().flatten() for each in self.observed(values, leaves)])
+
+    @torch.enable_grad()
+    def _observe(
+        self, values: Mapping[str, Tensor], center: Mapping[str, Tensor]
+    ) -> tuple[Any, list[Observations], dict[str, Tensor]]:
+        """Trace, observed sites, and the leaves on which they depend with gradients."""
+        leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in center.items()}
+        values = {name: value.detach() for name, value in values.items()}
+
+        def run(*at: Tensor) -> Any:
+            trace = self.trace(values, dict(zip(leaves, at, strict=True)))
+            return trace if self._nesting is None else summed("AutoNNGP", trace, self._nesting)
+
+        every = list(leaves.values())
+        trace = run(*every)
+        return trace, observed_sites("AutoNNGP", trace, every, run), leaves

@@ -26,7 +26,6 @@ from pyro_nngp.distributed.training_state import load_training_state, training_s
 from pyro_nngp.inference.identity import check_same_run, described
 from pyro_nngp.inference.protocols import Trainable, shard_of
 from pyro_nngp.inference.svi.batches import LocalMinibatches, LocalSubsample, Minibatches, Subsample, local_numbers
-from pyro_nngp.inference.svi.replay import Replay
 from pyro_nngp.inference.svi.saved_state import RunFile, RunFolder
 
 _PRIME = 1_000_003  # between the seeds of processes
@@ -98,10 +97,6 @@ class Ranks:
     def of_first(self, value: float) -> float:
         """The value of the first process."""
         return value
-
-    def recorder(self, *args: Any) -> Replay | None:
-        """The recorder of the loss, :class:`~pyro_nngp.inference.svi.replay.Replay`; None on several processes."""
-        return Replay(*args)
 
     def check_shared(self, free: list[Tensor]) -> None:
         """Raise if parameters with a row per datum are to be trained by gradients on several processes.
@@ -202,9 +197,6 @@ class ShardedRanks(Ranks):
 
     def of_first(self, value: float) -> float:
         return self.sum(value if self.is_first else 0.0)
-
-    def recorder(self, *args: Any) -> None:
-        return None
 
     def check_shared(self, free: list[Tensor]) -> None:
         named = dict(self.method.named_parameters())

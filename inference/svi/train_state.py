@@ -14,7 +14,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity
-from pyro_nngp.inference.protocols import Batched, Profiled, Program, Solvable, Trainable, total_rows
+from pyro_nngp.inference.protocols import Batched, Profiled, Program, Solvable, Trainable, shard_of, total_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -188,11 +188,12 @@ class TrainState:
 
     def _make_replay(self) -> Replay | None:
         """The recorder of the loss; None except on minibatches of a method, on a CPU and one process."""
-        if isinstance(self.method, Program) or self.device.type != "cpu" or self.batches.size is None:
+        if isinstance(self.method, Program) or shard_of(self.method) is not None:
             return None
-        return self.ranks.recorder(
-            self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, self.batches.generator
-        )
+        if self.device.type != "cpu" or self.batches.size is None:
+            return None
+        free, generator = self.free_parameters(), self.batches.generator
+        return Replay(self._loss, self.elbo, self.modules, free, self.sparse, generator)
 
     def _evaluate(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows.
