@@ -87,17 +87,16 @@ class MCMCDraws:
         values = {name: torch.as_tensor(value) for name, value in kept.items()}
         values = {name: transforms[name].inv(z) if name in transforms else z for name, z in values.items()}
         if values and self._transported is not None:
-            values = self._originals(values)
+            values = self._originals(self._transported, values)
         recorded = self._recorded("warmup") if kept else {}
         statistics: Statistics = {name: (("chain", "draw"), value) for name, value in recorded.items()}
         return values, statistics
 
-    def _originals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _originals(self, transported: Transported, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values of the original program's sites at draws of a transported one, (chains, draws, ...)."""
-        assert self._transported is not None
         (args, kwargs), shape = self.arguments(), next(iter(values.values())).shape[:2]
         every = [{name: value[at] for name, value in values.items()} for at in np.ndindex(shape)]
-        rows = [self._transported.original_values(row, *args, **kwargs) for row in every]
+        rows = [transported.original_values(row, *args, **kwargs) for row in every]
         return {name: torch.stack([row[name] for row in rows]).unflatten(0, shape) for name in rows[0]}
 
     def _recorded(self, part: str) -> dict[str, np.ndarray]:

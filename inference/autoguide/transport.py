@@ -81,7 +81,7 @@ class Transported:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compute the map from the present guide, with the arguments of its first call."""
-        self._update_map(*args, **kwargs)
+        self._make_map(*args, **kwargs)
         with pyro.poutine.block(), torch.no_grad():
             trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
         known = {SITE, *self._guide.hyperparameters, *self._guide.gaussian}
@@ -90,10 +90,11 @@ class Transported:
             cure = "Run the program as at the guide's first call."
             fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)
 
-    def _update_map(self, *args: Any, **kwargs: Any) -> None:
+    def _make_map(self, *args: Any, **kwargs: Any) -> "Map":
         with pyro.poutine.block(), torch.no_grad():
             self._guide.median(*args, **kwargs)
             self._map = self._map_of(self._guide)
+        return self._map
 
     def _map_of(self, guide: AutoNNGP) -> "Map":
         return Map(guide)
@@ -109,12 +110,10 @@ class Transported:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program at the map of the white site."""
         check_outside_plates(self._where, "a program with a guide")
-        if self._map is None:
-            self._update_map(*args, **kwargs)
-        assert self._map is not None
-        normal = dist.Normal(self._map.zero, torch.ones_like(self._map.zero)).to_event(1).mask(False)
+        current = self._make_map(*args, **kwargs) if self._map is None else self._map
+        normal = dist.Normal(current.zero, torch.ones_like(current.zero)).to_event(1).mask(False)
         white = pyro.sample(SITE, normal, infer={"is_auxiliary": True})
-        return self._run(self._map(white), args, kwargs)
+        return self._run(current(white), args, kwargs)
 
     def _run(self, places: "dict[str, Place]", args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the program with its latent sites at their places."""

@@ -6,7 +6,7 @@ Symbols and cost: see :mod:`pyro_nngp.inference.svi.loop`.
 import math
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pyro.infer import ELBO
@@ -17,7 +17,6 @@ from pyro_nngp._checks import fail, warn
 from pyro_nngp._random import shuffled
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
-from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
 from pyro_nngp.inference.svi.cubature import CubatureELBO
 from pyro_nngp.inference.svi.defaults import (
@@ -138,7 +137,7 @@ class Trainer:
         self.rounds = Rounds()  # of L-BFGS between solutions
         self.objective = math.inf
         scored = shuffled(num_data, seed)[:_PROBE]
-        self.store = None if checkpoint is None else self.ranks.store(checkpoint.path)
+        self.store: Any = None if checkpoint is None else self.ranks.store(checkpoint.path)
         self.num_scored, self.scored_rows = len(scored), self.ranks.local_rows(scored.to(self.state.device))
         self.metric_parameters = neighbor_parameters(method)
         self.metric_at_refresh = self._metric_now()
@@ -210,7 +209,7 @@ class Trainer:
                 if state.quasi_newton is None:
                     self._follow_adam_step()
                 else:
-                    self._follow_lbfgs_step(state.quasi_newton, cast(Subsample, state.batches))
+                    self._follow_lbfgs_step(state.quasi_newton)
                 if callback is not None:
                     with state.random.paused():
                         callback(state.step, loss)
@@ -222,8 +221,8 @@ class Trainer:
         state = self.state
         last = state.losses[-20:] if state.quasi_newton is None else state.losses[-1:]
         shown = {"loss": f"{sum(last) / len(last):.4f} per row"}
-        if state.quasi_newton is not None and not (rows := cast(Subsample, state.batches)).grown:
-            shown["rows"] = f"{rows.num_rows} of {state.num_data} so far"
+        if state.quasi_newton is not None and not state.batches.grown:
+            shown["rows"] = f"{state.batches.num_rows} of {state.num_data} so far"
         if self.automatic and math.isfinite(self.gain):
             shown["last round"] = f"{-self.gain:+.2g} (ends above {-self.tolerance:g})"
         if math.isfinite(limit):
@@ -312,9 +311,10 @@ class Trainer:
             self._solve()
         self.objective = self.plateau.best
 
-    def _follow_lbfgs_step(self, optimizer: LBFGS, rows: Subsample) -> None:
+    def _follow_lbfgs_step(self, optimizer: LBFGS) -> None:
         """At the end of a round refresh and solve, then go on to a larger subsample, or check convergence."""
         state, losses = self.state, self.state.losses
+        rows = state.batches
         largest = rows.grown
         least = self.tolerance / 10 if largest else self.tolerance
         in_round = state.step - self.round_start
@@ -438,7 +438,7 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
-        cast(Any, self.store).save(run_content(self))
+        self.store.save(run_content(self))
 
     def _load(self) -> None:
-        load_run(self, cast(Any, self.store).load(lambda: run_content(self)))
+        load_run(self, self.store.load(lambda: run_content(self)))
