@@ -41,12 +41,25 @@ class DivergenceError(RuntimeError):
 class TrainState:
     """All that a step of training needs; :meth:`advance` makes one, :meth:`state` and :meth:`load` save and restore it.
 
-    Arguments are as in :func:`pyro_nngp.inference.fit`.
+    Args:
+        method: the method; arguments without a description are as in :func:`pyro_nngp.inference.fit`.
+        num_steps: most steps.
+        batch_size: rows per step; None is all rows.
+        optimizer: "adam" or "lbfgs".
+        lr, schedule, elbo, num_data, device, seed, replay: see above.
+        solving: whether the run solves for parameters.
+        profiling: whether each evaluation of the loss solves for them.
+        keeps_factor: whether evaluations may depend on earlier ones, which a resumed run does not have.
+        settings: further settings in which runs must agree, to continue each other or to run side by side.
+
+    Raises:
+        ProcessError: unless all processes have the same settings and starting values.
     """
 
     def __init__(
         self,
         method: Trainable,
+        *,
         num_steps: int,
         batch_size: int | None,
         optimizer: str,
@@ -60,6 +73,7 @@ class TrainState:
         replay: bool,
         profiling: bool,
         keeps_factor: bool,
+        settings: dict[str, Any],
     ) -> None:
         self.method: Any = method
         self.model, self.guide = method.model, method.guide
@@ -84,6 +98,8 @@ class TrainState:
             "optimizer": optimizer,
             "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
             "solving": solving,
+            "clip_norm": schedule.clip_norm,
+            **settings,
         }
         self.params, logarithms = find_parameters(self.modules, self._evaluate_once, seed)
         self.device = next(iter(self.params.values())).device
@@ -103,6 +119,7 @@ class TrainState:
         self.replayed_from: int | None = None
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
+        self.ranks.check_same(self._descriptions)
 
     def advance(self) -> float:
         """One step on the next batch of rows; returns the loss per data point.
@@ -320,18 +337,14 @@ class TrainState:
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
         return {"num_steps": self.num_steps, "run": self.ranks.described(identity(**parts, **self.settings))}
 
-    def check_processes(self) -> None:
-        """Raise unless all processes have the same settings and starting values."""
-
-        def descriptions() -> dict[str, str]:
-            start = identity(start=self.snapshot()["shared"])
-            return self.kind["run"] | start | {"num_steps": str(self.num_steps)}
-
-        self.ranks.check_same(descriptions)
-
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""
         return sorted({p.device.index for p in self.params.values() if p.device.type == "cuda"})
+
+    def _descriptions(self) -> dict[str, str]:
+        """Settings and starting values of one of several processes, by name."""
+        start = identity(start=self.snapshot()["shared"])
+        return self.kind["run"] | start | {"num_steps": str(self.num_steps)}
 
     @contextmanager
     def sparse_gradients(self) -> Iterator[None]:

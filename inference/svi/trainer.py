@@ -109,26 +109,25 @@ class Trainer:
             batch_size = num_data
         elif batch_size is None:
             batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
+        settings = {"refresh_every": refresh_every, "solve_every": solve_every, "tolerance": tolerance}
         self.state = TrainState(
             method,
-            self.num_steps,
-            batch_size,
-            optimizer,
-            lr,
-            schedule,
-            elbo,
-            num_data,
-            solving,
-            device,
-            seed,
-            replay,
-            self.profiling,
-            checkpoint is None,
+            num_steps=self.num_steps,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            lr=lr,
+            schedule=schedule,
+            elbo=elbo,
+            num_data=num_data,
+            solving=solving,
+            device=device,
+            seed=seed,
+            replay=replay,
+            profiling=self.profiling,
+            keeps_factor=checkpoint is None,
+            settings=settings | {"automatic": self.automatic},
         )
         self.ranks = self.state.ranks
-        self.state.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
-        self.state.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
-        self.state.check_processes()
         self.alternating = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
