@@ -13,7 +13,6 @@ functions, K neighbors, B rows of a batch, P new points, S draws.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import pyro
@@ -39,9 +38,8 @@ from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.loadings import Correlations, FactorLoadings
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Draw, Method, Program, neighbor_choice
+from pyro_nngp.models.base import Draw, Method, Program, first_stage, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.first_stage import first_stage
 from pyro_nngp.models.base.latent_functions import LatentFunctions, Moments, loading_at
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
 from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
@@ -377,13 +375,12 @@ class LMC(Method):
         else:
             solve_factors(self.q, read, self._factors, max_steps, _NATS)
 
-    def first_stage(self) -> AbstractContextManager["LMC | None"]:
-        """A context for ``fit``: a copy to train on fewer rows first, if there are many; None otherwise.
+    @property
+    def _has_stages(self) -> bool:
+        """Whether training solves for q(u) at all rows, so that :meth:`first_stage` saves time."""
+        return self._factors is not None or self.profile.applies
 
-        At its end the method has hyperparameters, loadings and coefficients of the copy.
-        """
-        applies = self._factors is not None or self.profile.applies
-        return first_stage(self) if applies else nullcontext()
+    first_stage = first_stage.first_stage
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function, with factors all its coefficients."""

@@ -39,12 +39,11 @@ from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import neighbor_choice
+from pyro_nngp.models.base import first_stage, neighbor_choice
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
-from pyro_nngp.models.base.first_stage import first_stage
 from pyro_nngp.models.base.information import MOST_ROWS, Information, of_conditionals, of_evidence
 from pyro_nngp.models.base.latent import LatentPosterior
 from pyro_nngp.models.base.method import Method
@@ -342,12 +341,12 @@ class VNNGP(Method):
         """The largest bound over all q(u) as a function of the hyperparameters."""
         return Profile(self)
 
-    def first_stage(self) -> AbstractContextManager["VNNGP | None"]:
-        """A context for ``fit``: a copy to train on fewer rows first, if there are many; None otherwise.
+    @property
+    def _has_stages(self) -> bool:
+        """Whether each step of training solves for q(u) at all rows, so that :meth:`first_stage` saves time."""
+        return self.profile.applies
 
-        At its end the method has hyperparameters and coefficients of the copy.
-        """
-        return first_stage(self) if self.profile.applies else nullcontext()
+    first_stage = first_stage.first_stage
 
     def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.

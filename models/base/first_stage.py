@@ -16,22 +16,23 @@ _ROWS, _SHARE = 2000, 4
 
 
 @contextmanager
-def first_stage(method: Any) -> Iterator[Any]:
-    """A context whose value is a copy on the first rows of the ordering; None if there are few, or q(u) is solved for.
+def first_stage(self: Any) -> Iterator[Any]:
+    """A context for ``fit``: a copy to train first on the first rows of the ordering, or None.
 
-    At its end the method has all of the copy that does not belong to rows.
+    None if there are few rows, if steps do not solve for q(u), or if q(u) has been solved for. At its end the method
+    has all of the copy that does not belong to rows: hyperparameters, loadings and coefficients.
     """
-    if bool(method.q.solved) or method.num_data < 2 * _ROWS:
+    if self.num_data < 2 * _ROWS or not self._has_stages or bool(self.q.solved):
         yield None
         return
-    part = method.subset(method.graph.order[: max(_ROWS, method.num_data // _SHARE)])
+    part = self.subset(self.graph.order[: max(_ROWS, self.num_data // _SHARE)])
     yield part
     with torch.no_grad():
         for name, trained in part.named_parameters(recurse=False):
-            method.get_parameter(name).copy_(trained)
+            self.get_parameter(name).copy_(trained)
     for name, trained in part.named_children():
-        if name not in ("graph", *method._own_state):
-            method.get_submodule(name).load_state_dict(trained.state_dict())
+        if name not in ("graph", *self._own_state):
+            self.get_submodule(name).load_state_dict(trained.state_dict())
 
 
 __all__ = ["first_stage"]
