@@ -104,6 +104,7 @@ class FullScaleNNGP(TorchDistribution):
             expectation, cure = f"of shape (M, {graph.x.shape[1]})", "Pass points with the columns of x."
             fail(where, "inducing", expectation, tuple(inducing.shape), cure)
         self.graph, self.inducing, self.noise = graph, inducing, _checked_noise(where, noise, graph.x)
+        self._is_noisy = isinstance(noise, Tensor) or noise > 0
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.kernel: Covariance = bind(kernel)
         if self.kernel.batch_shape:
@@ -135,9 +136,9 @@ class FullScaleNNGP(TorchDistribution):
     @cached_property
     def residual(self) -> VecchiaFactor:
         """(I - A, V) of the residual, with the noise."""
-        near = self.graph.neighbors
-        w, var = self._conditional(self._points, near)
-        return VecchiaFactor(w, var + self.noise, near, self.graph.levels())
+        prior, graph = self.residual_prior, self.graph
+        w, var = prior.response_conditionals(self._noise_of_each) if self._is_noisy else prior.conditionals
+        return VecchiaFactor(w, var + self.noise, graph.neighbors, graph.levels())
 
     def split(self, value: Float[Tensor, "*S N"]) -> tuple[Float[Tensor, "*S M"], Float[Tensor, "*S N"]]:
         r"""The mean of :math:`\nu` given values at all points, and what is left of these for the residual."""
