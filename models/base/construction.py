@@ -125,9 +125,6 @@ def start(method: Any, solves_coefficients: bool) -> None:
     }
     if isinstance(mean, BasisMean):
         mean.start(from_data.level, from_data.spread, method.x)
-        hold_unbounded_levels(method, at)
-    if method.y is not None and method.likelihood is not None:
-        _warn_of_data(method, from_data.spread)
     if isinstance(mean, LinearMean):
         mean.has_posterior = solves_coefficients and mean.is_normal
         if mean.is_sampled_alone and hasattr(type(method), "guide"):
@@ -138,6 +135,8 @@ def start(method: Any, solves_coefficients: bool) -> None:
     method.hyper_guide = HyperparameterGuide(method, latents=method._latents)
     if method.y is not None and method.likelihood is not None:
         bound = read(method, method.hyper_guide.medians())
+        hold_unbounded_levels(method, bound)
+        _warn_of_data(method, from_data.spread)
         parts = [part for part in (bound.kernel, *bound.others.values()) if isinstance(part, nn.Module)]
         warn_of_prior_variance(where, chain.from_iterable(part.modules() for part in parts), from_data.spread)
     for origin in method._origin:
@@ -145,21 +144,21 @@ def start(method: Any, solves_coefficients: bool) -> None:
     method._origin = ()
 
 
-def hold_unbounded_levels(method: Any, at: Any = None) -> None:
+def hold_unbounded_levels(method: Any, started: Bound | None = None) -> None:
     """Hold the levels of the mean that the data of a method do not bound, and no others; all processes must call it.
 
     Args:
         method: the method.
-        at: at a start, values of hyperparameters with priors: levels move to the nearest ones that fit the data. None
-            leaves levels as they are.
+        started: at a start, the hyperparameters: levels move to the nearest ones that fit the data. None leaves levels
+            as they are.
     """
     mean, likelihood = method._modules.get("mean"), method.likelihood
     if method.y is None or likelihood is None or likelihood.is_gaussian:
         return
     if not (isinstance(mean, BasisMean) and mean.is_free):
         return
-    found = unbounded_levels(method.rows, method.bound() if at is None else read(method, at), method._unit)
-    if at is not None and any(found.held):
+    found = unbounded_levels(method.rows, method.bound() if started is None else started, method._unit)
+    if started is not None and any(found.held):
         mean.shift(found.move)
     mean.held = found.held if any(found.held) else ()
 
