@@ -56,6 +56,7 @@ from pyro_nngp.linalg import add_diagonal, cholesky, factor_inverse, factor_solv
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.trend import normal_equations
+from pyro_nngp.rows import EVERY
 
 _STEP = 1e-4  # of differences, on the unconstrained scale
 SOME_ROWS, SOME_TOGETHER = 2048, 1024
@@ -119,16 +120,16 @@ def of_conditionals(method: Any) -> Information:
     count = min(method.num_data, SOME_ROWS)
     rows = shuffled(method.num_data, 0, method.x.device)[:count]
     places = Places.of(method, rows)
-    bread = sum(times * one.fisher() for one, times in _each_noise(method, places))
+    bread = sum(times * one.fisher() for one, times in _each_noise(places))
     cov = _inverse(bread * (method.num_data / count))
-    if not isinstance(places.bound().mean_function, BasisMean) or not places.bound().mean_function.is_learned:
+    if not isinstance(places.present.mean_function, BasisMean) or not places.present.mean_function.is_learned:
         return Information(places.free, cov)
     slopes = [(_log_root(places, k, _RESTRICTED) - _log_root(places, k, -_RESTRICTED)) for k in range(len(cov))]
     shift = (cov @ torch.stack(slopes) / (2 * _RESTRICTED)).clamp(-_FARTHEST, _FARTHEST)
     strengths, axes = torch.linalg.eigh(cov)
     points = axes * (len(cov) * strengths.clamp(0, _FARTHEST**2)).sqrt()  # of a cubature rule, exact to degree 3
     moved = [replace(places, free=_moved_by(places.free, shift + sign * p)) for p in points.mT for sign in (1, -1)]
-    each = [_coefficient_root(places, there.bound()) for there in moved]
+    each = [_coefficient_root(places, there.present) for there in moved]
     errors = torch.stack([root.square().sum(-1) for root in each]).mean(0).sqrt()
     return Information(places.free, cov, shift, errors)
 
@@ -162,7 +163,7 @@ def of_leave_one_out(method: Any) -> Information:
     places = Places.around(method)
     bread: Any = 0.0
     meat: Any = 0.0
-    for one, times in _each_noise(method, places):
+    for one, times in _each_noise(places):
         bread, meat = bread + times * one.fisher(), meat + times * _traces(one.forms())
     return Information(places.free, _sandwich(bread, meat) * (len(places.own) / method.num_data))
 
@@ -176,7 +177,7 @@ def of_blocks(method: Any) -> Information:
     blocks = torch.cat([places.own[:, None], places.near], 1)
     n, size = len(places.rows), blocks.shape[1]
     index = (blocks[:, :, None] * n + blocks[:, None, :]).flatten()
-    for one, times in _each_noise(method, places):
+    for one, times in _each_noise(places):
         tril = cholesky(one.cov[blocks[:, :, None], blocks[:, None, :]], 0.0)
         ratios, forms = [], []
         for change in one.changes(Gaussians.covariance):
@@ -254,7 +255,17 @@ class Places:
         center = torch.randint(n, (1,), generator=torch.Generator().manual_seed(0), device="cpu").to(method.x.device)
         return cls.of(method, method.graph.query(method.x[center], SOME_TOGETHER)[0])
 
-    def values(self, entry: int, step: float) -> dict[tuple[PyroModule, str], Tensor]:
+    def bound(self, entry: int, step: float) -> Bound:
+        """All hyperparameters in double precision, one entry changed by a step; those with priors at their medians."""
+        medians = {key: value.double() for key, value in self.method.hyper_guide.medians().items()}
+        return read(self.method, {**medians, **self._values(entry, step)}, is_median=True)
+
+    @cached_property
+    def present(self) -> Bound:
+        """All hyperparameters in double precision, those with priors at their medians."""
+        return self.bound(0, 0.0)
+
+    def _values(self, entry: int, step: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Values of the hyperparameters with one entry of all changed on its unconstrained scale."""
         values = {}
         for each in self.free:
@@ -264,11 +275,6 @@ class Places:
             entry -= size
             values[each.module, each.name] = transform_to(each.constraint)(free).to(self.method.x.device)
         return values
-
-    def bound(self, entry: int = -1, step: float = 0.0) -> Bound:
-        """All hyperparameters in double precision, those with priors at their medians."""
-        medians = {key: value.double() for key, value in self.method.hyper_guide.medians().items()}
-        return read(self.method, {**medians, **self.values(entry, step)}, is_median=True)
 
 
 @dataclass(frozen=True)
@@ -281,12 +287,13 @@ class Gaussians:
     @cached_property
     def cov(self) -> Float[Tensor, "U U"]:
         """Covariance of the data."""
-        return self.covariance(self.places.bound())
+        return self.covariance(self.places.present)
 
-    def covariance(self, bound: Bound) -> Float[Tensor, "U U"]:
-        """Covariance of the data at some hyperparameters."""
-        cov = self._kernel(bound)(self._x, self._x)
-        return add_diagonal(cov, cov.diagonal() * bound.jitter + self._noise(bound))
+    def covariance(self, bound: Bound, at: Any = EVERY) -> Float[Tensor, "... U U"]:
+        """Covariance of the data at some hyperparameters: of all rows, or of those at sets of positions."""
+        x = self._x[at]
+        cov = self._kernel(bound)(x, x)
+        return add_diagonal(cov, cov.diagonal(dim1=-2, dim2=-1) * bound.jitter + self._noise(bound)[at])
 
     def conditionals(self, bound: Bound) -> Float[Tensor, "B _"]:
         """Logarithms of the variances of the rows given their neighbors, and the neighbors' weights."""
@@ -301,30 +308,33 @@ class Gaussians:
             yield (high - low) / (2 * _STEP)
 
     @cached_property
-    def _derivatives(self) -> tuple[Float[Tensor, " B"], Float[Tensor, "p B"], Float[Tensor, "p B K"]]:
-        """Variances, and the derivatives of their logarithms and of the weights."""
+    def _present(self) -> tuple[Float[Tensor, " B"], Float[Tensor, "B K"]]:
+        """Variances of the rows given their neighbors, and the neighbors' weights."""
+        present = self.conditionals(self.places.present)
+        return present[:, 0].exp(), present[:, 1:]
+
+    @cached_property
+    def _derivatives(self) -> tuple[Float[Tensor, "p B"], Float[Tensor, "p B K"]]:
+        """Derivatives of the logarithms of the variances, and of the weights."""
         change = torch.stack(list(self.changes(Gaussians.conditionals)))
-        return self.conditionals(self.places.bound())[:, 0].exp(), change[..., 0], change[..., 1:]
+        return change[..., 0], change[..., 1:]
 
     def fisher(self) -> Float[Tensor, "p p"]:
         """The sum of the information of each row given its neighbors."""
-        (var, of_var, of_w), bound, places = self._derivatives, self.places.bound(), self.places
-        kernel, noise, total = self._kernel(bound), self._noise(bound), of_var @ of_var.mT / 2
+        (var, _), (of_var, of_w), places = self._present, self._derivatives, self.places
+        total = of_var @ of_var.mT / 2
         if len(places.rows) <= SOME_TOGETHER:
             dense = self._dense(of_w)
             return total + ((dense @ self.cov) / var[:, None]).flatten(1) @ dense.flatten(1).mT
         for some in torch.arange(len(var), device=var.device).split(_CHUNK):
-            near = places.near[some].clamp(min=0)
-            cov = kernel(self._x[near], self._x[near])
-            cov = add_diagonal(cov, cov.diagonal(dim1=-2, dim2=-1) * bound.jitter + noise[near])
+            cov = self.covariance(places.present, places.near[some].clamp(min=0))
             some_w = of_w[:, some] * (places.near[some] >= 0)
             total = total + ((some_w[:, :, None] @ cov)[:, :, 0] / var[some, None]).flatten(1) @ some_w.flatten(1).mT
         return total
 
     def forms(self) -> list[Float[Tensor, "U U"]]:
         """A C for each hyperparameter, with the total score y' A y less its mean."""
-        (var, of_var, of_w), places = self._derivatives, self.places
-        w = self.conditionals(places.bound())[:, 1:]
+        (var, w), (of_var, of_w), places = self._present, self._derivatives, self.places
         dense = self._dense(torch.cat([-w[None], of_w]))
         dense[0, torch.arange(len(places.own)), places.own] += 1.0  # residuals are linear in y
         forms = []
@@ -358,9 +368,9 @@ def _noises(places: Places, bound: Bound) -> Float[Tensor, "O U"]:
     return noise.reshape(-1, noise.shape[-1])
 
 
-def _each_noise(method: Any, places: Places) -> Iterator[tuple[Gaussians, int]]:
+def _each_noise(places: Places) -> Iterator[tuple[Gaussians, int]]:
     """The densities of outputs whose noise differs, and for how many outputs each stands."""
-    count, outputs = len(_noises(places, places.bound())), max(1, math.prod(method.latent_shape))
+    count, outputs = len(_noises(places, places.present)), max(1, math.prod(places.method.latent_shape))
     for number in range(count):
         yield Gaussians(places, number), outputs // count
 

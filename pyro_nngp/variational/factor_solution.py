@@ -181,7 +181,7 @@ class FactorSolution:
         theta = torch.cat([self._coefficients, self._loading], -1)
         in_loc = posterior.transposed(sites.gradient) - posterior.prior_product(self.loc)
         in_theta = self._gradient(sites)
-        root, complete = self._curvature(sites, posterior)
+        root, complete = self._curvature(sites, self._missing_information(posterior))
         free = posterior.solve(in_loc)  # the move of the factors at fixed loadings
         right = in_theta - self._to_theta(sites, free)
         step = factor_solve(root, right.reshape(-1, 1))[:, 0].view_as(theta)
@@ -209,13 +209,12 @@ class FactorSolution:
     def information(self) -> Float[Tensor, "TPF TPF"]:
         """Information on coefficients and loadings, output by output, with all factors integrated out."""
         sites, posterior = self._sites_and_posterior()
-        complete = self._complete_information(sites)
-        count, p = len(self._loading), self._basis.shape[1]
+        (count, size), p = self._loading.shape, self._basis.shape[1]
         missing = self._information_of_means(posterior)
-        by_output = missing.view(count, complete.shape[1], count, complete.shape[1])
+        by_output = missing.view(count, p + size, count, p + size)
         for block in self._all_blocks():
             by_output[:, p:, :, p:] += information_of_variances(block.posterior(self._loading, sites.precision))
-        root = cholesky_above(torch.block_diag(*complete) - missing - self._free_scale(), complete, _LEAST)
+        root, _ = self._curvature(sites, missing)
         return root @ root.mT
 
     def volume_gradient(self, parameters: Sequence[Tensor], read: Callable[[], Any]) -> list[Tensor]:
@@ -229,7 +228,7 @@ class FactorSolution:
         """
         given, jitter = read(), self._given.bound.jitter
         sites, posterior = self._sites_and_posterior()
-        inverse = factor_inverse(self._curvature(sites, posterior)[0])
+        inverse = factor_inverse(self._curvature(sites, self._missing_information(posterior))[0])
         total = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
         for rows, graph, part in self._parts(posterior):
             basis, loc = self._basis[rows], self.loc[:, rows]
@@ -270,11 +269,6 @@ class FactorSolution:
     def _design(self) -> Float[Tensor, "N PF"]:
         """Basis functions and means of the factors, which coefficients and loadings multiply."""
         return torch.cat([self._basis, self.loc.mT], -1)
-
-    def _complete_information(self, sites: _Sites) -> Float[Tensor, "T PF PF"]:
-        """Information if the factors were known, with the prior's."""
-        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
-        return complete + torch.diag_embed(self._prior_precision())
 
     def _variance(self, loading: Tensor | None = None) -> Float[Tensor, "T N"]:
         loading = self._loading if loading is None else loading
@@ -330,11 +324,20 @@ class FactorSolution:
         """C step."""
         return self._loading.mT @ (sites.precision * (step @ self._design().mT))
 
-    def _curvature(self, sites: _Sites, posterior: CoupledPosterior) -> tuple[Tensor, Float[Tensor, "T PF PF"]]:
-        """Root of the curvature in coefficients and loadings, by means alone, and the complete information."""
-        complete = self._complete_information(sites)
-        curvature = torch.block_diag(*complete) - self._missing_information(posterior) - self._free_scale()
-        return cholesky_above(curvature, complete, _LEAST), complete
+    def _curvature(
+        self, sites: _Sites, missing: Float[Tensor, "TPF TPF"]
+    ) -> tuple[Float[Tensor, "TPF TPF"], Float[Tensor, "T PF PF"]]:
+        """Root of the curvature in coefficients and loadings, and the information if the factors were known.
+
+        Both are with the prior's.
+
+        Args:
+            sites: the sites.
+            missing: information that is not there because the factors are unknown.
+        """
+        complete = complete_information(self._basis, self.loc, self._cov, sites.precision)
+        complete = complete + torch.diag_embed(self._prior_precision())
+        return cholesky_above(torch.block_diag(*complete) - missing - self._free_scale(), complete, _LEAST), complete
 
     def _missing_information(self, posterior: CoupledPosterior) -> Float[Tensor, "TPF TPF"]:
         """What the factors are unknown, by means alone."""
