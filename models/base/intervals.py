@@ -47,7 +47,7 @@ class Intervals:
         self._shift = math.sqrt(2) * float(torch.erfinv(torch.tensor(probability).double()))
         self._reason, self._scales, self._centers, self._errors, self._trend = "", {}, {}, None, None
         try:
-            found = method.information()
+            found = information_of(method)
         except NotPositiveDefiniteError:
             found = "no interval: the covariance of the data is singular in double precision"
         if isinstance(found, Information):
@@ -96,10 +96,15 @@ class Intervals:
         return Interval(value - wide, value + wide, [note if flag else UNKNOWN for flag in is_known.flatten().tolist()])
 
 
+def information_of(method: Any) -> Information | str:
+    """Covariance of the estimates of hyperparameters without priors; or the reason why the method has none."""
+    return method._information() if method.rows.is_whole else "no interval on several processes"
+
+
 def _none(value: Tensor, note: str) -> Interval:
     """No interval, and why."""
     missing = torch.full_like(value, math.nan)
     return Interval(missing, missing, [note] * value.numel())
 
 
-__all__ = ["UNKNOWN", "Interval", "Intervals"]
+__all__ = ["UNKNOWN", "Interval", "Intervals", "information_of"]

@@ -286,12 +286,11 @@ class Method(GPModule):
         """
         return summarize(self, self.hyper_guide, probability)
 
-    def information(self) -> Information | str:
-        """Covariance of the estimates of hyperparameters without priors; or the reason why the method has none."""
-        return self._information() if self.rows.is_whole else "no interval on several processes"
-
     def _information(self) -> Information | str:
-        """Covariance of the estimates, or the reason why there is none, where this process has all rows."""
+        """Covariance of the estimates of hyperparameters without priors, or the reason why there is none.
+
+        This process has all rows; see :func:`~pyro_nngp.models.base.intervals.information_of`.
+        """
         return f"no interval: {type(self).__name__} has none for this likelihood and guide"
 
     def save(self, path: str | os.PathLike[str]) -> None:

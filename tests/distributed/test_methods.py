@@ -14,6 +14,7 @@ from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC, LOO, Vecchia
 from pyro_nngp.models.base import response
+from pyro_nngp.models.base.intervals import information_of
 from tests.builders import surface
 from tests.oracles.processes import on_processes
 
@@ -107,7 +108,7 @@ def test_what_is_not_there_on_several_processes():
     }.items():
         with pytest.raises(TypeError, match=rf"Vecchia.{name}: expected method with all rows, got one of ShardedData"):
             call()
-    assert gp.information() == "no interval on several processes"
+    assert information_of(gp) == "no interval on several processes"
     with pytest.raises(ValueError, match="expected idx with own rows on several processes, got None"):
         gp.model()
     with pytest.raises(TypeError, match="LMC: expected x to be a tensor or a table for this method"):

@@ -10,6 +10,7 @@ import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models.base.information import of_blocks, of_conditionals, of_evidence, of_leave_one_out
+from pyro_nngp.models.base.intervals import information_of
 from pyro_nngp.variational import MeanField, SparseCholesky
 
 N = 40
@@ -150,4 +151,4 @@ def test_counts_have_the_curvature_of_their_evidence():
 @pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(3)])
 def test_without_pseudo_observations_there_is_none(guide):
     gp = build(nngp.VNNGP, uniform(N, seed=1), normal(N), 5, guide=guide)
-    assert gp.information() == "no interval: VNNGP has none for this likelihood and guide"
+    assert information_of(gp) == "no interval: VNNGP has none for this likelihood and guide"
