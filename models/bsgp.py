@@ -37,7 +37,7 @@ from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import release
-from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.hyperparameters.values import Values, stacked_sets
 from pyro_nngp.inducing import InducingPrior
 from pyro_nngp.inducing.layer import SparseLayer, leading_axes, stacked_layers
 from pyro_nngp.inducing.points import inducing_points
@@ -184,12 +184,12 @@ class BSGP(Method):
         if fixed_draws and num_layers > 1:
             noise = _fixed_noise((num_layers - 1, num_draws, len(x), hidden_dim), seed, x)
         self.register_buffer("noise", noise)
-        self._start()
+        self._start(self._start_layers)
         release(self)  # parts that ran in the constructors
         if inducing_prior is not None:
             _warn_unless_standardized(x)
 
-    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+    def _start_layers(self, at: Values, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start the kernel of each layer as if the layers before it were absent.
 
         Hidden layers add functions with a tenth of the spread of their inputs.

@@ -13,6 +13,7 @@ Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import pyro
@@ -30,7 +31,7 @@ from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.hyperparameters import assign, release, scaled
-from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.hyperparameters.values import Values, stacked_sets
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.kernels.binding import check_covariance, check_kernels
 from pyro_nngp.kernels.metric import column_scale
@@ -137,18 +138,19 @@ class CoregionalizedLOO(Method):
             check_unshared(where, "kernels", each, x)
             release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)
-        self._noise_is_open, self._mixing_is_open = is_open, mixing is None
         for each in functions:
             check_covariance(where, each, x)
         spread = column_scale(_filled(x, y))[:, None]
         start = x.new_zeros(t, q) if mixing is None else mixing
         self.mixing: Any = scaled(start.to(x), spread) if isinstance(start, Tensor) else start
-        self._start()
+        self._start(partial(self._start_outputs, mixing is None, is_open))
         k = first_neighbors(where, num_neighbors, x, 16)
         self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
 
     @torch.no_grad()
-    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+    def _start_outputs(
+        self, starts_mixing: bool, starts_noise: bool, at: Values, trend: Callable[[Tensor], Tensor] | None
+    ) -> Start:
         """Start each kernel from one principal component of the standardized outputs, and mixing from the axes.
 
         With more kernels than outputs, components are used again, at shorter lengthscales.
@@ -172,9 +174,9 @@ class CoregionalizedLOO(Method):
             noise += axes[:, which].square() * values[which] * likelihood.variance.detach().double()
             rest[which] = 0.0
         noise = noise / max(1, count // len(axes)) + (axes.square() * rest).sum(-1) / 2
-        if self._mixing_is_open:
+        if starts_mixing:
             assign(self, "mixing", spread[:, None] * torch.stack(columns, -1))
-        if self._noise_is_open:
+        if starts_noise:
             self.likelihood.variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
         return Start(level, spread)
 

@@ -13,6 +13,7 @@ functions, K neighbors, B rows of a batch, P new points, S draws.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pyro
@@ -25,22 +26,20 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_flags, check_steps
-from pyro_nngp.bound import Bound, versions_of
-from pyro_nngp.conditionals.coregionalized import outputs_of
+from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.hyperparameters import scaled, unset_hyperparameters
-from pyro_nngp.hyperparameters.priors import sampled_attributes
-from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.hyperparameters.values import Values, stacked_sets
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
-from pyro_nngp.loadings import Correlations, FactorLoadings
-from pyro_nngp.means import BasisMean
+from pyro_nngp.loadings import Correlations
 from pyro_nngp.models.base import Draw, Method, Program, first_stage, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.latent_functions import LatentFunctions, Moments, loading_at
+from pyro_nngp.models.base.factors import Factors, factors_of
+from pyro_nngp.models.base.latent_functions import LatentFunctions, loading_at
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
 from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
 from pyro_nngp.models.base.profile import Profile
@@ -50,13 +49,10 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
-from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, latent_priors
-from pyro_nngp.variational.factor_solution import find_intervals, solve_factors
+from pyro_nngp.variational.coregionalized import CoregionalizedObservations, latent_priors
 from pyro_nngp.variational.family import parameters_but_level
-from pyro_nngp.variational.loadings_draws import MOST_VALUES, draw_loadings
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
-_NATS = 0.01  # gain of a round per loading below which they are solved for: moves of .05 standard errors
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
 
@@ -151,61 +147,61 @@ class LMC(Method):
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         check_inputs("LMC", "x", x)
-        loading = Mixing("LMC", mixing, y.shape[1])
-        num_latents = loading.num_latents(kernels) if num_latents is None else num_latents
-        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, loading.varies)
+        loadings = Mixing("LMC", mixing, y.shape[1])
+        num_latents = loadings.num_latents(kernels) if num_latents is None else num_latents
+        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, loadings.varies)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
-        self.num_functions = count
         for each in functions:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
-        loading.check(x, count)
-        self._first_loading, self._starts_mixing = loading.first, loading.is_parameter
-        if not loading.is_parameter:
+        loadings.check(x, count)
+        if not loadings.is_parameter:
             self.mixing: Any = mixing
-        unset = [] if loading.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
-        self._start()
+        unset = [each for each in unset_hyperparameters(self.kernel) if each[1] == "variance" and not loadings.varies]
+        self._start(partial(self._start_outputs, loadings, count))
         for part, name in unset:
             setattr(part, name, torch.ones_like(getattr(part, name)))
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
         first = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self.neighbor_metric())
-        self.q = self._new_q()
+        own_mean, parameters = self._modules.get("mean"), self._evidence_parameters()
+        self.q = CoregionalizedObservations(y.shape[1], count, len(x), own_mean, parameters, self.x)
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
-            choose_neighbors(self, _VALUES // min(y.shape[1], self.num_functions))
+            choose_neighbors(self, _VALUES // min(y.shape[1], count))
 
-    def _new_q(self) -> CoregionalizedObservations:
-        """Pseudo-observations at their start."""
-        sizes, mean = (self.latent_shape[0], self.num_functions, self.graph.num_points), self._modules.get("mean")
-        return CoregionalizedObservations(*sizes, mean, self._evidence_parameters(), self.x)
-
-    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+    def _start_outputs(
+        self, mixing: Mixing, num_functions: int, at: Values, trend: Callable[[Tensor], Tensor] | None
+    ) -> Start:
         """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
-        wanted = self._factors is not None or (self._starts_mixing and self._first_loading is None)
+        wanted = mixing.factors is not None or (mixing.is_parameter and mixing.first is None)
         rest = self.jitter, self.offset, self.trials, wanted
         data = self.x, cast(Tensor, self.y), trend, *rest
-        outputs = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data, at=at)
-        if self._starts_mixing:
-            loading = outputs.loading if self._first_loading is None else self._first_loading
+        outputs = start_outputs(list(self.kernel), num_functions, cast(PerOutput, self.likelihood), *data, at=at)
+        if mixing.is_parameter:
+            loading = outputs.loading if mixing.first is None else mixing.first
             self.mixing = scaled(loading, outputs.start.spread[:, None])
-        elif self._factors is not None:
-            self._factors.start(outputs.loading, outputs.start.spread)
+        elif mixing.factors is not None:
+            mixing.factors.start(outputs.loading, outputs.start.spread)
         return outputs.start
 
     @property
-    def _factors(self) -> FactorLoadings | None:
-        """The loadings, if :meth:`solve` sets them."""
-        loadings = self._modules.get("mixing")
-        return loadings if isinstance(loadings, FactorLoadings) else None
+    def _num_functions(self) -> int:
+        """L."""
+        return len(self.q.loc)
+
+    @property
+    def _factors(self) -> Factors | None:
+        """The factors, if :meth:`solve` sets their loadings."""
+        return factors_of(self)
 
     def _show_functions(self) -> str:
-        return f", T={self.num_latents}, L={self.num_functions}"
+        return f", T={self.num_latents}, L={self._num_functions}"
 
     def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
         """A at points, (B, T, L), or (1, T, L) where it is the same at all, at the present values."""
@@ -223,10 +219,7 @@ class LMC(Method):
         """
         if x is not None:
             check_new_inputs(f"{type(self).__name__}.output_covariance", x, self.x)
-        posterior, at = self.posterior(self.bound()), self.x[:1] if x is None else x
-        variances = torch.stack([each.diag(at) for each in posterior.bound.covariances], -1)
-        loading = posterior.loading(at)
-        cov = (loading * variances[:, None]) @ loading.mT
+        cov = self.posterior(self.bound()).output_covariance(self.x[:1] if x is None else x)
         return cov[0] if x is None else cov
 
     def correlations(self, probability: float = 0.95, *, progress: bool = True) -> Correlations:
@@ -253,26 +246,15 @@ class LMC(Method):
         Cost: 900 to 4,400 rounds of the chain, 20 ms each for 2,000 latent values; beyond 5,000 T (P + L) solutions
         with the factor of all latent values, P coefficients per output, and O((L N)^3) for 3,000 of them at a time.
         """
-        loadings, where = self._factors, "LMC.correlations"
-        if loadings is None:
+        factors, where = self._factors, "LMC.correlations"
+        if factors is None:
             expectation, cure = "to be FactorLoadings", "Build LMC(..., mixing=FactorLoadings(T, F)), and fit it."
             fail(where, "mixing", expectation, type(self._modules.get("mixing")).__name__, cure, TypeError)
         check_number(where, "probability", probability)
         check_flags(where, progress=progress)
         if not 0 < probability < 1:
             fail(where, "probability", "in (0, 1)", probability, "0.95 is usual.")
-        if not bool(self.q.solved):
-            self.solve()
-        if not bool(loadings.has_intervals):
-            find_intervals(self.q, self.posterior(self.bound()), loadings)
-        if self.q.loc.numel() > MOST_VALUES:
-            return loadings.correlations(probability)
-
-        def draw() -> Tensor:
-            medians = self.hyper_guide.medians()
-            return draw_loadings(self.q, self.posterior(self.bound()), loadings, self.kernel, medians, progress)
-
-        return Correlations.of_loadings(self._kept("loadings").get(versions_of(self), draw), probability)
+        return factors.correlations(probability, progress)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
@@ -298,7 +280,7 @@ class LMC(Method):
 
     def _prior(self, bound: Bound, batch: Batch) -> Any:
         """p(u) on a batch, at one set of hyperparameters."""
-        return latent_priors(bound, self.graph, batch, self.num_functions)
+        return latent_priors(bound, self.graph, batch, self._num_functions)
 
     def _f_given(
         self, program: Program, u: Tensor, batch: Batch, q: CoregionalizedPosterior | Sets | None = None
@@ -306,7 +288,7 @@ class LMC(Method):
         """The site f = mu + A u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions, u = program.x, cast(Tensor, batch.extra), program.outside(u, 2)
         bounds, sets = program.sets()
-        loadings = [loading_at(bound, x, self.num_functions).expand(len(x), -1, -1) for bound in bounds]
+        loadings = [loading_at(bound, x, self._num_functions).expand(len(x), -1, -1) for bound in bounds]
         mean, loading = program.mean(), program.outside(stacked_sets(loadings, sets), 3)
         marginal = None
         if q is not None:
@@ -348,8 +330,8 @@ class LMC(Method):
     @property
     def has_smooth_loss(self) -> bool:
         """Whether the ELBO is a function of the hyperparameters alone, as with Gaussian noise: L-BFGS then suits it."""
-        if self._factors is not None:  # the sites are solved for as well, and the guide of the loadings is a point
-            return all(module is self._factors for module, _ in sampled_attributes(self))
+        if self._factors is not None:
+            return self._factors.has_smooth_loss
         return self.likelihood.is_gaussian and not self.hyper_guide.has_sites
 
     @torch.no_grad()
@@ -366,14 +348,10 @@ class LMC(Method):
         Cost: O(N (K R)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
         check_steps("LMC.solve", max_steps, tolerance)
-
-        def read() -> LatentFunctions:
-            return self.posterior(self.bound())
-
         if self._factors is None:
-            self.q.solve(read, max_steps, tolerance)
+            self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
         else:
-            solve_factors(self.q, read, self._factors, max_steps, _NATS)
+            self._factors.solve(max_steps)
 
     @property
     def _has_stages(self) -> bool:
@@ -384,9 +362,8 @@ class LMC(Method):
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function, with factors all its coefficients."""
-        mean = self._modules.get("mean")
-        if self._factors is not None and isinstance(mean, BasisMean) and mean.is_learned:
-            return mean.solved_parameters()
+        if self._factors is not None:
+            return self._factors.solved_parameters()
         return self.q.solved_parameters(self._modules.get("mean"))
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
@@ -419,12 +396,6 @@ class LMC(Method):
         posterior = self.posterior(self.bound())
         return posterior.latent_moments(x_new, posterior.neighbors(x_new, num_neighbors))
 
-    def _with_levels(self, where: str, x_new: Tensor, num_neighbors: int | None) -> tuple[LatentFunctions, Moments]:
-        """The posterior with uncertain levels, and what the outputs at new points are made of."""
-        self._check_new(where, x_new)
-        posterior = self.posterior(bound_for_predictions(self))
-        return posterior, posterior.with_levels(x_new, posterior.neighbors(x_new, num_neighbors))
-
     def joint_outputs(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
     ) -> dist.MultivariateNormal:
@@ -437,11 +408,9 @@ class LMC(Method):
         Raises:
             ValueError, TypeError: for malformed arguments.
         """
-        posterior, (loading, loc, cov) = self._with_levels("joint_outputs", x_new, num_neighbors)
-        mean = posterior.bound.mean(x_new) + outputs_of(loading, loc, cov)[0]
-        total = loading @ cov @ loading.mT
-        variance = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
-        return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(variance * max(self.jitter, 1e-6)))
+        self._check_new("joint_outputs", x_new)
+        posterior = self.posterior(bound_for_predictions(self))
+        return posterior.joint_outputs(x_new, posterior.neighbors(x_new, num_neighbors))
 
     @torch.no_grad()
     def predict_given(
@@ -470,17 +439,15 @@ class LMC(Method):
         Cost: O(P (T L^2 + L^3)) per round, after the one of :meth:`latent_functions`.
         """
         where = "LMC.predict_given"
-        posterior, (loading, loc, cov) = self._with_levels("predict_given", x_new, num_neighbors)
+        self._check_new("predict_given", x_new)
         check_tensor(where, "y_new", y_new)
         check_same_kind(where, x_new=x_new, y_new=y_new)
         if y_new.shape != (len(x_new), self.num_latents):
             cure = "Pass a column for each output, with NaN for what is to be predicted."
             fail(where, "y_new", f"of shape ({len(x_new)}, {self.num_latents})", tuple(y_new.shape), cure)
-        added, by_row = self._new_offset("predict_given", x_new, offset), self._new_by_row(x_new, None, None)
-        likelihood, mean = posterior.bound.likelihood.for_rows(**by_row), posterior.bound.mean(x_new) + added
-        likelihood.check(y_new.mT)
-        loc, variance = outputs_of(loading, *given_outputs(likelihood, y_new.mT, mean, loading, loc, cov))
-        return posterior.response(mean + loc, variance, by_row)
+        posterior = self.posterior(bound_for_predictions(self))
+        near, added = posterior.neighbors(x_new, num_neighbors), self._new_offset("predict_given", x_new, offset)
+        return posterior.response_given(y_new.mT, x_new, near, added, self._new_by_row(x_new, None, None))
 
 
 def _each_set(program: Program, build: Callable[[Bound], Any]) -> Any:

@@ -5,7 +5,7 @@ Symbols as in :mod:`pyro_nngp.models.base.method`.
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from pyro import poutine
@@ -16,6 +16,7 @@ from pyro_nngp._kinds import check_callable, check_metric
 from pyro_nngp._random import seeded
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters import HyperparameterGuide, unset_hyperparameters
+from pyro_nngp.hyperparameters.values import Values
 from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
@@ -38,7 +39,11 @@ from pyro_nngp.plausibility.data import (
     warn_of_prior_variance,
 )
 from pyro_nngp.plausibility.units import warn_of_units
+from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.unbounded import unbounded_levels
+
+StartFrom: TypeAlias = Callable[[Values, Callable[[Tensor], Tensor] | None], Start]
+"""Starts unset hyperparameters, given values of those with priors, and the mean function at rows if it is set."""
 
 
 class Parts(NamedTuple):
@@ -101,11 +106,12 @@ def checked_parts(
 
 
 @torch.no_grad()
-def start(method: Any, solves_coefficients: bool) -> None:
+def start(method: Any, start_from: StartFrom, solves_coefficients: bool) -> None:
     """Start unset hyperparameters of a method from its data, in place, and build the guide of those with priors.
 
     Args:
         method: the method, with all parts that have hyperparameters.
+        start_from: starts those of kernel and likelihood.
         solves_coefficients: whether it solves for the joint posterior of coefficients with normal priors.
     """
     where, mean = type(method).__name__, method._modules.get("mean")
@@ -115,7 +121,7 @@ def start(method: Any, solves_coefficients: bool) -> None:
     _try_mean(where, bound, method.x[:2])
     _try_likelihood(where, bound, method.x)
     is_started = isinstance(mean, BasisMean) and not mean.is_set
-    from_data = method._start_from(bound, at, None if is_started else lambda rows: bound.mean(method.x[rows]))
+    from_data = start_from(at, None if is_started else lambda rows: bound.mean(method.x[rows]))
     method._unit = from_data.unit
     modules = {module: path for path, module in method.named_modules()}
     method._first_values = {

@@ -3,13 +3,15 @@
 Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B points, P new points, I scored rows, S draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_nngp.bound import Bound
 from pyro_nngp.coefficients import Trend
@@ -20,7 +22,7 @@ from pyro_nngp.models.base.draws import Draw, drawn_values
 from pyro_nngp.models.base.neighbor_choice import typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading
 from pyro_nngp.models.base.posterior import Posterior
-from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_values
+from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_outputs, given_values
 
 Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # loadings (P, T, L), means (L, P) and covariances (P, L, L)
 
@@ -118,6 +120,36 @@ class LatentFunctions(Posterior):
         root = self.q.level_roots(self, x_new, near[0])
         return f + torch.einsum("ptq,sq->stp", root, torch.randn(count, root.shape[-1]).to(root))
 
+    # All outputs at a point.
+
+    def output_covariance(self, x: Float[Tensor, "P D"]) -> Float[Tensor, "P T T"]:
+        """Prior covariance of the outputs at each point."""
+        loading, variances = self.loading(x), torch.stack([each.diag(x) for each in self.bound.covariances], -1)
+        return (loading * variances[:, None]) @ loading.mT
+
+    def joint_outputs(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P k"]) -> dist.MultivariateNormal:
+        """The joint posterior of all outputs f at each new point, of batch shape (P,) and event shape (T,)."""
+        loading, loc, cov = self.with_levels(x_new, near)
+        mean = self.bound.mean(x_new) + outputs_of(loading, loc, cov)[0]
+        total = loading @ cov @ loading.mT
+        variance = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
+        return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(variance * max(self.bound.jitter, 1e-6)))
+
+    def response_given(
+        self,
+        y: Float[Tensor, "T P"],
+        x_new: Float[Tensor, "P D"],
+        near: Int[Tensor, "P k"],
+        offset: Tensor,
+        by_row: Mapping[str, Tensor],
+    ) -> Distribution:
+        """Predictive distribution of all outputs at new points given some of them there, NaN where not known."""
+        mean, (loading, loc, cov) = self.bound.mean(x_new) + offset, self.with_levels(x_new, near)
+        likelihood = self.bound.likelihood.for_rows(**by_row)
+        likelihood.check(y)
+        loc, variance = outputs_of(loading, *given_outputs(likelihood, y, mean, loading, loc, cov))
+        return self.response(mean + loc, variance, by_row)
+
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
         """None for a function as `mixing`, whose loadings are checked."""
         entries = super().entries(x_new, near)
@@ -153,4 +185,4 @@ def loading_at(bound: Bound, x: Float[Tensor, "B D"], num_functions: int) -> Flo
     return loading
 
 
-__all__ = ["LatentFunctions", "Moments", "loading_at"]
+__all__ = ["LatentFunctions", "loading_at"]

@@ -27,6 +27,7 @@ from pyro_nngp.distributed.rows import ShardedRows
 from pyro_nngp.hyperparameters import GPModule, HyperparameterGuide, check_same_sites
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attributes
+from pyro_nngp.hyperparameters.values import Values
 from pyro_nngp.kernels import neighbor_metric
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import construction, entries, extension, several_processes
@@ -132,22 +133,19 @@ class Method(GPModule):
             self.register_buffer(name, value)
         self._origin = () if start is None else (start,)  # in a tuple: it is no part of this method
 
-    def _start(self, solves_coefficients: bool = False) -> None:
+    def _start(self, start_from: construction.StartFrom | None = None, solves_coefficients: bool = False) -> None:
         """Start unset hyperparameters from the data, and build the guide of those that have priors.
 
         Args:
+            start_from: starts unset hyperparameters of kernel and likelihood from the data, in place, given values of
+                those with priors, and the mean function at rows of the data, None if it is to be started from them.
+                None is :func:`~pyro_nngp.starts.from_data.start_from_data`.
             solves_coefficients: whether the method solves for the joint posterior of coefficients with normal priors.
         """
-        construction.start(self, solves_coefficients)
+        construction.start(self, self._start_from if start_from is None else start_from, solves_coefficients)
 
-    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
-        """Start the unset hyperparameters of kernel and likelihood from the data, in place.
-
-        Args:
-            bound: the hyperparameters before.
-            at: values of those with priors.
-            trend: the mean function at rows of the data; None if it is to be started from them.
-        """
+    def _start_from(self, at: Values, trend: Callable[[Tensor], Tensor] | None) -> Start:
+        """Start the unset hyperparameters of kernel and likelihood from x and y."""
         rest = self.jitter, self.offset, self.trials, at
         return start_from_data(self.kernel, self.likelihood, self.x, self.rows.targets(), trend, *rest)
 

@@ -62,7 +62,7 @@ def build(x=None, y=None, likelihood=None, **settings):
 def covariance(gp, x, z=None):
     """Covariance of all outputs, output by output; with nugget if z is None."""
     total = 0.0
-    each = list(gp.kernel) * (gp.num_functions if len(gp.kernel) == 1 else 1)
+    each = list(gp.kernel) * (len(gp.q.loc) if len(gp.kernel) == 1 else 1)
     loadings = [gp.loading(at).detach().expand(len(at), -1, -1) for at in (x, x if z is None else z)]
     for number, kernel in enumerate(each):
         k = kernel(x, x if z is None else z).detach()

@@ -44,7 +44,7 @@ def method(noise, shared=False, varying=False):
 
 def priors(gp):
     batch = gp.graph.batch()
-    return NNGPs([NNGP(kernel, gp.graph, batch, jitter=gp.jitter) for kernel in gp.kernel], gp.num_functions)
+    return NNGPs([NNGP(kernel, gp.graph, batch, jitter=gp.jitter) for kernel in gp.kernel], len(gp.q.loc))
 
 
 def dense_log_evidence(gp):
