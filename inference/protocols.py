@@ -89,17 +89,6 @@ class Alternating(Protocol):
 
 
 @runtime_checkable
-class Staged(Protocol):
-    """A method that is trained on some of its rows first, where a solution for all rows takes long."""
-
-    def first_stage(self) -> AbstractContextManager[Any]:
-        """A context whose value is a copy on these rows, None where training starts with all.
-
-        At its end the method has the hyperparameters of the copy, and all else of it that does not belong to rows.
-        """
-
-
-@runtime_checkable
 class HoldsOut(Protocol):
     """A method whose loss goes on falling while its predictions get worse: rows held out of training tell when."""
 
@@ -135,8 +124,11 @@ class Profile(Protocol):
             keep: whether to keep what shortens the next call, which then depends on this one.
         """
 
-    def preceding(self, count: int) -> "Profile":
-        """The profile on some of the rows, with the same hyperparameters."""
+    def first_stage(self) -> AbstractContextManager[Any]:
+        """A context whose value is a copy on some of the rows to train first, None where training starts with all.
+
+        At its end the method has the hyperparameters of the copy, and all else of it that does not belong to rows.
+        """
 
 
 @runtime_checkable

@@ -145,7 +145,7 @@ class CoregionalizedLOO(Method):
         self.mixing: Any = scaled(start.to(x), spread) if isinstance(start, Tensor) else start
         self._start(partial(self._start_outputs, mixing is None, is_open))
         k = first_neighbors(where, num_neighbors, x, 16)
-        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, k, seed=seed, metric=self._neighbor_metric())
 
     @torch.no_grad()
     def _start_outputs(

@@ -36,7 +36,7 @@ from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.loadings import Correlations
-from pyro_nngp.models.base import Draw, Method, Program, first_stage, neighbor_choice
+from pyro_nngp.models.base import Draw, Method, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.factors import Factors, factors_of
 from pyro_nngp.models.base.latent_functions import LatentFunctions, loading_at
@@ -169,7 +169,7 @@ class LMC(Method):
             setattr(part, name, torch.ones_like(getattr(part, name)))
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
         first = first_neighbors("LMC", num_neighbors, x, 16)
-        self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self.neighbor_metric())
+        self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self._neighbor_metric())
         own_mean, parameters = self._modules.get("mean"), self._evidence_parameters()
         self.q = CoregionalizedObservations(y.shape[1], count, len(x), own_mean, parameters, self.x)
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
@@ -325,7 +325,7 @@ class LMC(Method):
     @property
     def profile(self) -> Profile:
         """The largest bound over all q(u) as a function of the hyperparameters."""
-        return Profile(self)
+        return Profile(self, in_rounds=self._factors is not None)
 
     @property
     def has_smooth_loss(self) -> bool:
@@ -352,13 +352,6 @@ class LMC(Method):
             self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
         else:
             self._factors.solve(max_steps)
-
-    @property
-    def _has_stages(self) -> bool:
-        """Whether training solves for q(u) at all rows, so that :meth:`first_stage` saves time."""
-        return self._factors is not None or self.profile.applies
-
-    first_stage = first_stage.first_stage
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function, with factors all its coefficients."""

@@ -191,7 +191,7 @@ class LOO(ResponseMethod):
         self.divergence, self.coupling, self._family = divergence, coupling, guide
         self._start(solves_coefficients=True)
         k = first_neighbors("LOO", num_neighbors, x)
-        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, k, seed=seed, metric=self._neighbor_metric())
         self.q = None if self.likelihood.is_gaussian else self._build_q()
         if num_neighbors is None:
             self._choose_neighbors()

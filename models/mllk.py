@@ -87,7 +87,7 @@ class MLLk(ResponseMethod):
         check_gaussian(self)
         self._start(solves_coefficients=True)
         k = first_neighbors("MLLk", num_neighbors, x)
-        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, k, seed=seed, metric=self._neighbor_metric())
 
     def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
         return Matern52(x.shape[1])  # blocks are factorized without compiled code

@@ -297,7 +297,7 @@ class SWSGP(Method):
             self._start_q()
 
     def _set_metric(self) -> None:
-        metric = self.neighbor_metric()
+        metric = self._neighbor_metric()
         if isinstance(metric, Tensor):
             self.lengthscale.copy_(metric)
         else:

@@ -106,7 +106,7 @@ class Vecchia(ResponseMethod):
             self._take_inducing(inducing_points("Vecchia", x, inducing, seed))
         self._start(solves_coefficients=True)
         k = first_neighbors("Vecchia", num_neighbors, x, self._usual_neighbors(len(x)))
-        self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self.neighbor_metric())
+        self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self._neighbor_metric())
         if num_neighbors is None:
             self._choose_neighbors()
 

@@ -39,7 +39,7 @@ from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import first_stage, neighbor_choice
+from pyro_nngp.models.base import neighbor_choice
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
@@ -161,7 +161,7 @@ class VNNGP(Method):
             self._own_state = ("q", "graph")
         self._start(solves_coefficients=isinstance(guide, PseudoObservations))
         k = first_neighbors(where, num_neighbors, z)
-        self.graph = self._graph_type(z, k, ordering, seed=seed, metric=self.neighbor_metric())
+        self.graph = self._graph_type(z, k, ordering, seed=seed, metric=self._neighbor_metric())
         self.register_buffer("data_neighbors", None if inducing is None else self.graph.query(x, k))
         self.q = self._built(guide)
         if num_neighbors is None and self._chooses_neighbors:
@@ -341,13 +341,6 @@ class VNNGP(Method):
         """The largest bound over all q(u) as a function of the hyperparameters."""
         return Profile(self)
 
-    @property
-    def _has_stages(self) -> bool:
-        """Whether each step of training solves for q(u) at all rows, so that :meth:`first_stage` saves time."""
-        return self.profile.applies
-
-    first_stage = first_stage.first_stage
-
     def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters with pseudo-observations.
 
@@ -448,9 +441,9 @@ class VNNGP(Method):
         k = USUAL_NEIGHBORS if choose and self._chooses_neighbors else self.graph.num_neighbors
         symmetric, k = isinstance(self.graph, SymmetricGraph), min(k, data.num_rows - 1)
         if not self.q.needs_neighborhoods:
-            return ShardedGraph(data, k, self.neighbor_metric(), symmetric=symmetric)
+            return ShardedGraph(data, k, self._neighbor_metric(), symmetric=symmetric)
         context = self.q.num_context
-        return ShardedNeighborhoods(data, k, self.neighbor_metric(), symmetric=symmetric, num_context=context)
+        return ShardedNeighborhoods(data, k, self._neighbor_metric(), symmetric=symmetric, num_context=context)
 
     def _distributed(self, choose: bool) -> None:
         if self.data_neighbors is not None:

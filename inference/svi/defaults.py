@@ -25,6 +25,7 @@ from pyro_nngp.inference.protocols import (
 )
 from pyro_nngp.inference.svi.cubature import coefficient_nodes
 from pyro_nngp.inference.svi.parameters import modules_of
+from pyro_nngp.kernels import neighbor_metric
 
 _METRIC_PARTS = ("kernel", "hyper_guide")
 _BATCH, _LEAST_BATCH = 1024, 128
@@ -68,7 +69,7 @@ def has_neighbors_of_graph(method: Any, tolerance: float) -> bool:
     graph = graph_of(method)
     if graph is None or not isinstance(graph.metric, Tensor) or not torch.equal(graph.x, method.x):
         return False
-    now = method.neighbor_metric()
+    now = neighbor_metric(method.bound().kernel, method.x) if method.metric is None else graph.metric
     if not isinstance(now, Tensor):
         return False
     ratio = (now.double() / graph.metric.double()).log()

@@ -59,10 +59,10 @@ from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.protocols import (
     Checked,
     HoldsOut,
+    Profiled,
     Program,
     Refreshable,
     Solvable,
-    Staged,
     Trainable,
     has_program,
     offers,
@@ -211,9 +211,9 @@ def fit(
     def train_first(trainer: Trainer, max_seconds: float | None, pressed: list) -> None:
         """Train a copy on fewer rows first, which may do so as well, where the method has such stages."""
         whole, has_stages = trainer.method, trainer.automatic and solving and trainer.optimizer == "lbfgs"
-        if not (has_stages and isinstance(whole, Staged)) or trainer.has_checkpoint():
+        if not (has_stages and isinstance(whole, Profiled)) or trainer.has_checkpoint():
             return
-        with whole.first_stage() as part:
+        with whole.profile.first_stage() as part:
             if part is None:
                 return
             stage = trainer_of(part, num_data=part.num_data, validation=None, checkpoint=None)

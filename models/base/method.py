@@ -219,12 +219,10 @@ class Method(GPModule):
         """The posterior of f at a draw of all sites from the guide; arguments as of :meth:`posterior`."""
         return self.posterior(bound, draw, part)
 
-    def neighbor_metric(self, bound: Bound | None = None) -> Any:
+    @torch.no_grad()
+    def _neighbor_metric(self) -> Any:
         """The metric of neighbors: the user's, or the kernel's, or kernels', at the present hyperparameters."""
-        if self.metric is not None:
-            return self.metric
-        with torch.no_grad():
-            return neighbor_metric((self.bound() if bound is None else bound).kernel, self.x)
+        return neighbor_metric(self.bound().kernel, self.x) if self.metric is None else self.metric
 
     def _neighbors_changed(self) -> None:
         """Update what depends on the neighbors: on several processes the rows of the halo."""

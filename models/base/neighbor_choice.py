@@ -67,7 +67,7 @@ def refresh_neighbors(method: Any) -> None:
 
     Kernels without one lengthscale per input keep the Euclidean metric.
     """
-    method.graph.refresh(method.neighbor_metric() if method.metric is None else None)
+    method.graph.refresh(method._neighbor_metric() if method.metric is None else None)
     method._neighbors_changed()
 
 

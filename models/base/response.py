@@ -97,7 +97,7 @@ class ResponseMethod(Method):
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
         first = self._usual_neighbors(data.num_rows) if choose else self.graph.num_neighbors
-        return kind(data, min(first, data.num_rows - 1), self.neighbor_metric())
+        return kind(data, min(first, data.num_rows - 1), self._neighbor_metric())
 
     def _distributed(self, choose: bool) -> None:
         if choose:

@@ -174,9 +174,6 @@ class CoregionalizedObservations(ObservedGaussian):
         rest = given.loading(graph.x), ~given.rows.targets().isnan(), near, self.elimination(given)
         return CoregionalizedPrior(bound.covariances, graph, bound.jitter, *rest)
 
-    def can_profile(self, given: Any) -> bool:
-        return not given.has_factors and super().can_profile(given)
-
     def elimination(self, given: Any) -> Elimination | None:
         """The order of elimination for all latent functions; None with Gaussian data and loadings that are given."""
         if given.bound.likelihood.is_gaussian and not given.has_factors:

@@ -11,6 +11,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.models import LMC, NPVI, VNNGP
+from pyro_nngp.models.base.profile import Profile
 from pyro_nngp.variational import MeanField
 
 
@@ -36,7 +37,7 @@ def test_a_first_stage_has_the_first_rows_and_hands_on_all_that_does_not_belong_
     gp = build(4000)
     q, first = gp.q.loc.clone(), gp.graph.order[:2000]
     kernel = "kernel.0.lengthscale" if build is not labels else "kernel.lengthscale"
-    with gp.first_stage() as part:
+    with gp.profile.first_stage() as part:
         assert torch.equal(part.x, gp.x[first])
         assert torch.equal(part.y, gp.y[first])
         for parameter in part.parameters():
@@ -56,7 +57,7 @@ def test_the_prior_of_a_first_stage_is_the_marginal_of_the_prior_of_all_rows(bui
     gp = build(4000)
     order = gp.graph.order
     place = torch.empty_like(order).scatter_(0, order, torch.arange(4000))
-    with gp.first_stage() as part:
+    with gp.profile.first_stage() as part:
         mine = torch.where(part.graph.neighbors < 0, -1, part.graph.order.argsort()[part.graph.neighbors])
         every = gp.graph.neighbors[order[:2000]]
         want = torch.where(every < 0, -1, place[every])
@@ -65,7 +66,7 @@ def test_the_prior_of_a_first_stage_is_the_marginal_of_the_prior_of_all_rows(bui
 
 def test_stages_have_a_quarter_of_the_rows():
     gp = labels(16_400, num_neighbors=4)
-    with gp.first_stage() as part, part.first_stage() as first, first.first_stage() as none:
+    with gp.profile.first_stage() as part, part.profile.first_stage() as first, first.profile.first_stage() as none:
         assert (part.num_data, first.num_data, none) == (4100, 2000, None)
 
 
@@ -84,31 +85,36 @@ def gaussian(n):
     ],
 )
 def test_few_rows_and_guides_that_are_not_solved_for_at_each_step_have_no_first_stage(gp):
-    with gp().first_stage() as part:
+    with gp().profile.first_stage() as part:
         assert part is None
 
 
 def test_a_solved_method_has_no_first_stage():
     gp = labels(4000, num_neighbors=4)
     gp.solve()
-    with gp.first_stage() as part:
+    with gp.profile.first_stage() as part:
         assert part is None
 
 
 def test_training_starts_from_where_the_first_stage_has_ended(tmp_path):
     stages = []
 
-    class InStages(LMC):
+    class Stages(Profile):
         @contextmanager
         def first_stage(self):
             with super().first_stage() as none:
                 assert none is None
-            if self.num_data < 120:
+            if self.method.num_data < 120:
                 yield None
                 return
-            stages.append(self.subset(torch.arange(60)))
+            stages.append(self.method.subset(torch.arange(60)))
             yield stages[-1]
-            self.kernel.load_state_dict(stages[-1].kernel.state_dict())
+            self.method.kernel.load_state_dict(stages[-1].kernel.state_dict())
+
+    class InStages(LMC):
+        @property
+        def profile(self):
+            return Stages(self, in_rounds=True)
 
     def staged():
         whole = factors(120)
@@ -140,5 +146,5 @@ def test_the_result_tells_of_stages():
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_steps_that_are_given_or_of_another_optimizer_train_all_rows_at_once(optimizer, monkeypatch):
     gp = labels(4000, num_neighbors=4)
-    monkeypatch.setattr(VNNGP, "first_stage", lambda self: pytest.fail("a first stage"))
+    monkeypatch.setattr(Profile, "first_stage", lambda self: pytest.fail("a first stage"))
     fit(gp, num_steps=1, optimizer=optimizer, progress=False)
