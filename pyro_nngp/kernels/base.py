@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NoReturn, cast
 
 import torch
@@ -241,13 +242,20 @@ class Wrapper(Kernel):
         return x
 
 
-def in_dtype_of(x: Tensor, function: Callable[[Tensor], Any]) -> Any:
-    """The value of a function of inputs at x; weights of a module are taken in the dtype of x."""
-    parameters = dict(function.named_parameters()) if isinstance(function, nn.Module) else {}
-    if any(weight.dtype != x.dtype for weight in parameters.values()):
-        weights = {name: weight.to(x.dtype) for name, weight in parameters.items()}
-        return functional_call(cast(nn.Module, function), weights, (x,))
-    return function(x)
+def in_dtype(function: Callable, dtype: torch.dtype) -> Callable:
+    """A function of inputs; a module has its weights in a dtype, but of kernels, which follow their inputs anyway."""
+    parts = function.named_modules() if isinstance(function, nn.Module) else ()
+    weights = {
+        name: value
+        for prefix, part in parts
+        if not isinstance(part, Kernel)
+        for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
+        if value.is_floating_point()
+    }
+    if all(value.dtype == dtype for value in weights.values()):
+        return function
+    copies = {name: value.to(dtype) for name, value in weights.items()}
+    return lambda *inputs: functional_call(cast(nn.Module, function), copies, inputs)
 
 
 class _Pair(Kernel):

@@ -4,17 +4,15 @@ Symbols: n, m points of the two blocks, D input columns.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pyro_nngp._checks import fail
-from pyro_nngp.kernels.base import Kernel
+from pyro_nngp.kernels.base import Kernel, in_dtype
 from pyro_nngp.kernels.covariance import Covariance, KernelLike, check_function, covariance_of
 
 
@@ -47,20 +45,12 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
         kernel: as in :func:`bind`.
         dtype: dtype of the data and of the weights.
     """
-    if isinstance(kernel, nn.Module) and not isinstance(kernel, Kernel):
-        parts = list(kernel.named_modules())
-        if all(isinstance(part, Kernel) or not isinstance(part, PyroModule) for _, part in parts):
-            weights = {
-                name: value.double()
-                for prefix, part in parts
-                if not isinstance(part, PyroModule)  # kernels follow the dtype of the points anyway
-                for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
-                if value.is_floating_point()
-            }
-            return bind(lambda x, z: functional_call(kernel, weights, (x, z)))
     cov = bind(kernel)
     if isinstance(kernel, Kernel | Covariance):
         return cov
+    parts = list(kernel.modules()) if isinstance(kernel, nn.Module) else []
+    if parts and all(isinstance(part, Kernel) or not isinstance(part, PyroModule) for part in parts):
+        return bind(in_dtype(kernel, torch.float64))
     return Covariance(
         lambda x, z: cov(x.to(dtype), z.to(dtype)).double(),
         lambda x: cov.diag(x.to(dtype)).double(),

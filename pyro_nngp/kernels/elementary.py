@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter
-from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype_of
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype
 from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.radial import CONSTANT, WAVE, Radial, broadcast_columns, broadcast_numbers, map_centered
 
@@ -198,7 +198,7 @@ class VerticalScaling(Wrapper):
         cov, function = self.kern.bind(), self.vscaling_fn
 
         def amplitude(x: Tensor) -> Tensor:
-            return in_dtype_of(x, function)
+            return in_dtype(function, x.dtype)(x)
 
         return Covariance(
             lambda x, z: amplitude(x)[..., :, None] * cov(x, z) * amplitude(z)[..., None, :],

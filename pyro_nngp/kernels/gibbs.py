@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Kernel, Wrapper, in_dtype_of
+from pyro_nngp.kernels.base import Kernel, Wrapper, in_dtype
 from pyro_nngp.kernels.covariance import Covariance
 from pyro_nngp.kernels.stationary import check_scale_mixture
 
@@ -50,7 +50,7 @@ class Gibbs(Wrapper):
         parts, dim = cast(radial.Radial, cov.radial), self.kern.input_dim
 
         def at(x: Tensor) -> Tensor:
-            a = in_dtype_of(x, factor)
+            a = in_dtype(factor, x.dtype)(x)
             if not isinstance(a, Tensor) or a.shape != x.shape[:-1]:
                 actual = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
                 fail("Gibbs", "factor", f"of shape {tuple(x.shape[:-1])}", actual, "Return one factor per point.")

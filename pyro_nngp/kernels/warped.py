@@ -20,7 +20,7 @@ from torch.distributions import constraints
 from pyro_nngp._checks import check_number, check_tensor, fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import GPModule
-from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype_of
+from pyro_nngp.kernels.base import Kernel, Wrapper, check_kernel, in_dtype
 from pyro_nngp.kernels.covariance import Covariance
 
 
@@ -71,7 +71,7 @@ class Warped(Wrapper):
 
     def _checked(self, warp: Any, x: Tensor) -> Tensor:
         """w(x)."""
-        y = in_dtype_of(x, warp)
+        y = in_dtype(warp, x.dtype)(x)
         if not isinstance(y, Tensor) or y.dim() != x.dim() or y.shape[:-1] != x.shape[:-1]:
             actual = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             fail("Warped", "warp", f"to map {tuple(x.shape)} to columns (..., n, F)", actual, "Return one row per row.")
