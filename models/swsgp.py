@@ -21,6 +21,7 @@ Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; wi
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import cholesky, factor_inverse, in_blocks
 from pyro_nngp.models.base import Draw, Method, Posterior, Program
 from pyro_nngp.models.base.arguments import check_family
-from pyro_nngp.models.base.evidence import has_evidence, log_density_given, nearest_predecessors
+from pyro_nngp.models.base.evidence import correlated_predecessors, has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
 from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.rows import Part
@@ -160,13 +161,8 @@ class SWSGP(Method):
         guide = MeanField() if guide is None else guide
         check_family("SWSGP", guide, MeanField, FullRank)
         if isinstance(guide, FullRank) and len(z) > LARGEST_FULL:
-            fail(
-                "SWSGP",
-                "guide",
-                f"MeanField() beyond M = {LARGEST_FULL}",
-                f"FullRank() at M = {len(z)}",
-                "It takes M^2.",
-            )
+            expectation, actual = f"MeanField() beyond M = {LARGEST_FULL}", f"FullRank() at M = {len(z)}"
+            fail("SWSGP", "guide", expectation, actual, "It takes M^2.")
         self.num_neighbors = num_neighbors
         place_inducing(self, z, x, learn_inducing)
         self._start()
@@ -180,11 +176,11 @@ class SWSGP(Method):
         else:
             self.q = DenseGaussian(len(z), self.num_latents, False, *settings, like=x)
         if guide.loc is None and guide.scale is None and isinstance(self.likelihood, Gaussian):
-            self._start_q()
+            self.q.assign(self._first_q())
 
     @torch.no_grad()
-    def _start_q(self) -> None:
-        """Put q(u) at the posterior of each inducing value given its H nearest data; O(M H^3).
+    def _first_q(self) -> dist.Normal:
+        """The posterior of each inducing value given its H nearest data, where q(u) starts; O(M H^3).
 
         A batch moves the values beside its rows alone, so that training takes long to get there from zero.
         """
@@ -194,7 +190,7 @@ class SWSGP(Method):
         noise = noise.expand(torch.broadcast_shapes(noise.shape, target.shape[-1:]))
         w, var = graph_conditional(bound.covariance, self.z, self.x, near, noise, self.jitter)
         loc = (w * values_at(target - rows.mean(bound), near)).sum(-1)
-        self.q.assign(dist.Normal(loc, var.sqrt().expand(loc.shape)))
+        return dist.Normal(loc, var.sqrt().expand(loc.shape))
 
     def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
         return Matern52(x.shape[1])
@@ -294,7 +290,7 @@ class SWSGP(Method):
             self.data_neighbors = self.data_neighbors[rows]
         self.q.restart(self.posterior(self.bound()))
         if isinstance(self.likelihood, Gaussian):
-            self._start_q()
+            self.q.assign(self._first_q())
 
     def _set_metric(self) -> None:
         metric = self._neighbor_metric()
@@ -346,23 +342,18 @@ class SWSGP(Method):
         self.weights = weights
         try:
             if untrained:
-                self._start_q()
+                self.q.assign(self._first_q())
             yield score
         finally:
             self.weights = None if given is None else given.to(self.x.device)
 
-    @torch.no_grad()
     def _is_untrained(self) -> bool:
         """Whether q(u) is where the data put it at the start."""
         if not isinstance(self.likelihood, Gaussian):
             return False  # it starts at the same place whatever the data
-        parameters = list(self.q.parameters())
-        kept = [parameter.clone() for parameter in parameters]
-        self._start_q()
-        untrained = all(torch.equal(*pair) for pair in zip(parameters, kept, strict=True))
-        for parameter, value in zip(parameters, kept, strict=True):
-            parameter.copy_(value)
-        return untrained
+        first = copy.deepcopy(self.q)
+        first.assign(self._first_q())
+        return all(torch.equal(*pair) for pair in zip(first.parameters(), self.q.parameters(), strict=True))
 
     # What a trained model is compared with.
 
@@ -386,7 +377,7 @@ class SWSGP(Method):
         check_rows("SWSGP.log_density", "rows", rows, self.num_data)
         bound, data = self.bound(), self.rows
         few = min(_EVIDENCE_NEIGHBORS, data.num_rows - 1)
-        near = nearest_predecessors(bound.covariance, self.x, rows, few, seed=0)
+        near = correlated_predecessors(bound.covariance, self.x, rows, few, seed=0)
         residual, noise = data.targets() - data.mean(bound), data.likelihood(bound).variance.expand(data.num_rows)
         return log_density_given(bound.covariance, self.x, rows, near, residual, noise, bound.jitter).mean()
 

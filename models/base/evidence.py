@@ -41,7 +41,7 @@ def log_density_given(
     return Normal(loc, (var + noise[rows]).sqrt()).log_prob(residual[rows])
 
 
-def nearest_predecessors(
+def correlated_predecessors(
     kernel: Any, x: Float[Tensor, "N D"], rows: Int[Tensor, " B"], num_neighbors: int, seed: int
 ) -> Int[Tensor, "B K"]:
     """For each of some rows, the K that correlate most with it among those before it in a random order, -1 padded.

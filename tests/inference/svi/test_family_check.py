@@ -9,7 +9,7 @@ from pyro_nngp.inference.svi.family_check import check_family, family_gap
 from pyro_nngp.kernels import Matern52, bind
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import NPVI, SVGP, SWSGP, VNNGP
-from pyro_nngp.models.base.evidence import nearest_predecessors
+from pyro_nngp.models.base.evidence import correlated_predecessors
 from pyro_nngp.variational import Amortized, MeanField
 from pyro_nngp.variational.encoders import ConditionalEncoder
 
@@ -103,7 +103,7 @@ def test_predecessors_are_the_nearest_rows_of_lower_rank():
     rank = torch.randperm(60, generator=torch.Generator().manual_seed(5))
     rows = torch.cat([torch.tensor([7, 0, 31]), rank.argsort()[[0, 2]]])  # the first of all, and one with two before it
     scaled = X / torch.tensor([0.1, 2.0])
-    for row, found in zip(rows.tolist(), nearest_predecessors(kernel, X, rows, 4, seed=5).tolist(), strict=True):
+    for row, found in zip(rows.tolist(), correlated_predecessors(kernel, X, rows, 4, seed=5).tolist(), strict=True):
         before = [i for i in range(60) if rank[i] < rank[row]]
         want = sorted(before, key=lambda i: float((scaled[i] - scaled[row]).norm()))[:4]
         assert found == want + [-1] * (4 - len(want))
