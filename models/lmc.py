@@ -50,8 +50,7 @@ from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
 from pyro_nngp.variational.coregionalized import CoregionalizedObservations, latent_priors
-from pyro_nngp.variational.family import parameters_but_level
-from pyro_nngp.variational.mean_coefficients import MeanCoefficients
+from pyro_nngp.variational.mean_coefficients import parameters_but_level
 
 _VALUES = 128  # largest K min(T, L) where K is chosen: each step costs its cube per site
 
@@ -170,8 +169,8 @@ class LMC(Method):
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
         first = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self._neighbor_metric())
-        own_mean, parameters = self._modules.get("mean"), self._evidence_parameters()
-        self.q = CoregionalizedObservations(y.shape[1], count, len(x), own_mean, parameters, self.x)
+        sizes, own_mean = (y.shape[1], count, len(x)), self._modules.get("mean")
+        self.q = CoregionalizedObservations(*sizes, own_mean, parameters_but_level(self), self.x)
         if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
             choose_neighbors(self, _VALUES // min(y.shape[1], count))
 
@@ -311,12 +310,8 @@ class LMC(Method):
         """The latent functions under q(u), or given their values in a draw."""
         rows, graph = (self.rows, self.graph) if part is None else (part.rows, part.graph)
         mean = self._modules.get("mean")
-        rest = self.site("u"), self._evidence_parameters(), mean, self._factors is not None
+        rest = self.site("u"), parameters_but_level(self), mean, self._factors is not None
         return LatentFunctions(rows, graph, bound, self.q, draw, *rest)
-
-    def _evidence_parameters(self) -> Any:
-        """The parameters that the evidence of pseudo-observations depends on."""
-        return parameters_but_level(self, MeanCoefficients(self._modules.get("mean")).level_parameters())
 
     def _neighbors_changed(self) -> None:
         super()._neighbors_changed()

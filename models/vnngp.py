@@ -56,8 +56,8 @@ from pyro_nngp.rows import Part
 from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
 from pyro_nngp.variational.encoders.base import check_encoder
 from pyro_nngp.variational.families import Amortized, MeanField, PseudoObservations, SparseCholesky
-from pyro_nngp.variational.family import Family, parameters_but_level, through
-from pyro_nngp.variational.mean_coefficients import MeanCoefficients
+from pyro_nngp.variational.family import Family, through
+from pyro_nngp.variational.mean_coefficients import parameters_but_level
 
 Guide: TypeAlias = PseudoObservations | MeanField | SparseCholesky | Amortized
 
@@ -154,7 +154,6 @@ class VNNGP(Method):
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         guide = _checked_guide(where, guide, self.likelihood is not None, inducing is None)
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
-        self._learns_inducing = learn_inducing
         if learn_inducing:
             self.z = scaled(z, column_scale(x))
         if inducing is not None:
@@ -170,7 +169,8 @@ class VNNGP(Method):
     def _built(self, guide: Guide) -> Family:
         """q(u) of a family, at its start."""
         if isinstance(guide, PseudoObservations):
-            return self._new_q()
+            shape = *self.latent_shape, self.graph.num_points
+            return ObservedGaussian(shape, self._modules.get("mean"), parameters_but_level(self), self.x)
         if isinstance(guide, Amortized):
             given = LatentPosterior(self.rows, self.graph, self.bound(), Family())
             return AmortizedGaussian(guide.encoder, given, guide.num_columns or 0)
@@ -181,11 +181,6 @@ class VNNGP(Method):
             pattern = self.graph.neighbors[:, :count].clone()
         size, count = self.graph.num_points, self.num_latents
         return LocalGaussian(size, pattern, count, guide.loc, guide.scale, self._unit, like=self.x)
-
-    def _new_q(self) -> ObservedGaussian:
-        """Pseudo-observations at their start."""
-        mean, shape = self._modules.get("mean"), (*self.latent_shape, self.graph.num_points)
-        return ObservedGaussian(shape, mean, self._evidence_parameters(), self.x)
 
     @property
     def num_inducing(self) -> int:
@@ -298,13 +293,9 @@ class VNNGP(Method):
     def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> LatentPosterior:
         """f under q(u), or given the values of u in a draw."""
         rows, graph, q = (self.rows, self.graph, self.q) if part is None else (part.rows, part.graph, part.q)
-        parameters = self._evidence_parameters() if isinstance(q, ObservedGaussian) else ()
+        parameters = parameters_but_level(self) if isinstance(q, ObservedGaussian) else ()
         site, mean = self.site("u"), self._modules.get("mean")
         return LatentPosterior(rows, graph, bound, q, draw, site, self.data_neighbors, parameters, mean)
-
-    def _evidence_parameters(self) -> Any:
-        """The parameters that the evidence of pseudo-observations depends on."""
-        return parameters_but_level(self, MeanCoefficients(self._modules.get("mean")).level_parameters())
 
     @property
     def can_solve(self) -> bool:
@@ -400,8 +391,9 @@ class VNNGP(Method):
 
         Kernels without one lengthscale per input keep the Euclidean metric.
         """
-        if self._learns_inducing:
-            self.graph.x.copy_(self.bound().others["z"].detach())
+        z = self.bound().others["z"]
+        if z is not None:
+            self.graph.x.copy_(z.detach())
         neighbor_choice.refresh_neighbors(self)
 
     def _neighbors_changed(self) -> None:

@@ -8,7 +8,7 @@ Symbols: N points, K neighbors, B points of a batch, U rows of a batch and its n
 functions, S draws.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -262,17 +262,4 @@ def _losses(given: Given, part: Part, near: Int[Tensor, "B K"]) -> tuple[Float[T
     return (var.log() + (part.q.at_rows(given, rows).loc - loc).square() / var,)
 
 
-def parameters_but_level(method: nn.Module, levels: Iterable[Tensor]) -> Sequence[Tensor]:
-    """The parameters that the evidence of pseudo-observations depends on.
-
-    The level of the mean is not among them: at a solution the gradient in it is zero. Pseudo-observations are buffers.
-
-    Args:
-        method: kernel, likelihood, mean function and the guide of their priors are its parts.
-        levels: parameters of the level.
-    """
-    left_out = set(map(id, levels))
-    return [value for value in method.parameters() if id(value) not in left_out]
-
-
-__all__ = ["Family", "Given", "joint_given", "parameters_but_level", "points_of", "through"]
+__all__ = ["Family", "Given", "joint_given", "points_of", "through"]

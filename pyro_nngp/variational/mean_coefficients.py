@@ -20,6 +20,18 @@ from pyro_nngp.variational.latent_prior import LatentPrior
 from pyro_nngp.variational.natural_gradient import Total
 
 
+def parameters_but_level(method: nn.Module) -> list[Tensor]:
+    """The parameters that the evidence of pseudo-observations depends on.
+
+    The level of the mean is not among them: at a solution the gradient in it is zero. Pseudo-observations are buffers.
+
+    Args:
+        method: kernel, likelihood, mean function and the guide of their priors are its parts.
+    """
+    left_out = set(map(id, MeanCoefficients(method._modules.get("mean")).level_parameters()))
+    return [value for value in method.parameters() if id(value) not in left_out]
+
+
 class MeanCoefficients:
     """The coefficients of a mean function that are solved for with the sites.
 
