@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._memory import at_once
-from pyro_nngp.likelihoods.augmentation import Coupling, gaussian_observations, predictive, squared_latent
+from pyro_nngp.likelihoods.augmentation import Coupling, predictive, squared_latent
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.neighbors import Batch
 from pyro_nngp.neighbors.choice_of_k import FOR_Y
@@ -64,11 +64,6 @@ class Augmented(Observed):
     def observations(self, rows: At) -> tuple[Float[Tensor, "*L U"], Tensor]:
         numbers = self.rows.every if isinstance(rows, slice) else rows
         return self._observed(numbers, self.variables(numbers))
-
-    def _observed(self, rows: Int[Tensor, " U"], omega: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Observations of f at some rows and their noise variances, given their auxiliary variables."""
-        likelihood, y = self.rows.likelihood(self.bound, rows), self.rows.targets(rows)
-        return gaussian_observations(likelihood, y, omega, self.rows.x.dtype)
 
     def squared_latent(self, batch: Batch, idx: Int[Tensor, " B"]) -> Float[Tensor, "*L B"]:
         r""":math:`E f_n^2` of some rows given their data and neighbors, which determines q(omega_n)."""

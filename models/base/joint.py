@@ -119,9 +119,7 @@ def joint_moments(
     flat = x_new.flatten(0, -2)
     method._check_new("joint", flat)
     if fantasies is not None:
-        check_kind(
-            f"{type(method).__name__}.joint", "fantasies", fantasies, Fantasies, "Fantasies", "Pass Fantasies(x, y)."
-        )
+        check_kind(where, "fantasies", fantasies, Fantasies, "Fantasies", "Pass Fantasies(x, y).")
     posterior, _, k = posterior_near(method, flat, num_neighbors, None)
     bound: Bound = posterior.bound
     near = posterior.neighbors(flat.detach(), k)

@@ -225,8 +225,12 @@ class Observed(Posterior):
 
     def observations(self, rows: At) -> tuple[Float[Tensor, "*L U"], Tensor]:
         """Observations of f at some rows, and their noise variances, (U,) or (L, U)."""
+        return self._observed(rows, None)
+
+    def _observed(self, rows: At, omega: Tensor | None) -> tuple[Float[Tensor, "*L U"], Tensor]:
+        """Observations and noise variances at some rows, given auxiliary variables if the likelihood has them."""
         y = self.rows.targets(rows if isinstance(rows, Tensor) else None)
-        return gaussian_observations(self.rows.likelihood(self.bound, rows), y, None, self.rows.x.dtype)
+        return gaussian_observations(self.rows.likelihood(self.bound, rows), y, omega, self.rows.x.dtype)
 
     def given_neighbors(
         self,
