@@ -35,10 +35,10 @@ from pyro_nngp.hyperparameters.values import Values, stacked_sets
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.binding import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
-from pyro_nngp.loadings import Correlations
+from pyro_nngp.loadings import Correlations, FactorLoadings
 from pyro_nngp.models.base import Draw, Method, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.factors import Factors, factors_of
+from pyro_nngp.models.base.factors import Factors
 from pyro_nngp.models.base.latent_functions import LatentFunctions, loading_at
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
 from pyro_nngp.models.base.output_arguments import Mixing, output_kernels, output_likelihoods
@@ -197,7 +197,8 @@ class LMC(Method):
     @property
     def _factors(self) -> Factors | None:
         """The factors, if :meth:`solve` sets their loadings."""
-        return factors_of(self)
+        loadings = self._modules.get("mixing")
+        return Factors(self, loadings) if isinstance(loadings, FactorLoadings) else None
 
     def _show_functions(self) -> str:
         return f", T={self.num_latents}, L={self._num_functions}"

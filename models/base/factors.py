@@ -67,10 +67,4 @@ class Factors:
         return Correlations.of_loadings(gp._kept("loadings").get(versions_of(gp), draw), probability)
 
 
-def factors_of(method: Any) -> Factors | None:
-    """The factors of a method; None where it has other loadings."""
-    loadings = method._modules.get("mixing")
-    return Factors(method, loadings) if isinstance(loadings, FactorLoadings) else None
-
-
-__all__ = ["Factors", "factors_of"]
+__all__ = ["Factors"]
