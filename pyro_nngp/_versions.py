@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 Result = TypeVar("Result")
@@ -55,10 +56,14 @@ class Kept(Generic[Result]):
         self._known: tuple[Versions, Result] | None = None
 
     def get(self, versions: Versions | None, find: Callable[[], Result]) -> Result:
-        """The result of `find` when the versions last were these; with None it is called anew."""
+        """The result of `find` when the versions last were these; with None it is called anew.
+
+        It is computed without gradients, and outside of inference mode, since later gradients may need it.
+        """
         known = self._known
         if known is None or versions is None or known[0] != versions:
-            result = find()
+            with torch.inference_mode(False), torch.no_grad():
+                result = find()
             self._known = None if versions is None else (versions, result)
             return result
         return known[1]

@@ -69,17 +69,13 @@ def with_posterior(method: Any, bound: Bound) -> Bound:
     def find(bound: Bound) -> tuple[Tensor, Tensor]:
         return _posterior(Observed(method.rows, method.graph, with_prior(bound)), flat)
 
-    @torch.inference_mode(False)  # later predictions need what is kept
-    @torch.no_grad()
-    def find_to_keep() -> tuple[Tensor, Tensor]:
-        return find(bound)
-
     prior = with_prior(bound)
     if bound.versions is None:
         loc, root = find(bound)
     else:
-        kept = method._kept("low rank" if flat is None else "low rank and mean").get(bound.versions, find_to_keep)
-        loc, root = differentiable(method, kept, lambda: find(method.bound()))
+        kept = method._kept("low rank" if flat is None else "low rank and mean")
+        values = kept.get(bound.versions, lambda: find(bound))
+        loc, root = differentiable(method, values, lambda: find(method.bound()))
     low_rank: Any = prior.low_rank
     is_flat = flat is not None and flat.is_flat
     return replace(prior, low_rank=replace(low_rank, loc=loc), trend=FeatureTrend(_columns(prior, flat), root, is_flat))

@@ -183,14 +183,13 @@ class Method(GPModule):
         they stay from the last call while nothing has changed.
         """
         check_same_sites(type(self).__name__, self, self.hyper_guide)
-        if torch.is_grad_enabled() or is_transformed():
-            return read(self, self.hyper_guide.medians(), is_median=True)
-        return self._kept("bound").get(versions_of(self), self._bound_to_keep)
 
-    @torch.inference_mode(False)  # later gradients may need what is kept
-    @torch.no_grad()
-    def _bound_to_keep(self) -> Bound:
-        return read(self, self.hyper_guide.medians(), is_median=True)
+        def at_medians() -> Bound:
+            return read(self, self.hyper_guide.medians(), is_median=True)
+
+        if torch.is_grad_enabled() or is_transformed():
+            return at_medians()
+        return self._kept("bound").get(versions_of(self), at_medians)
 
     def _kept(self, name: str) -> Kept:
         """A result that is kept until the method changes."""

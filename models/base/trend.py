@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.bound import Bound
-from pyro_nngp.coefficients import Trend, condition_coefficients
+from pyro_nngp.coefficients import condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import cholesky, half_solve
@@ -148,17 +148,11 @@ def bound_for_predictions(method: Any) -> Bound:
         return replace(bound, trend=method.posterior(bound).find_trend())
     if not bound.mean_function.is_learned:
         return bound
-    trend = method._kept("trend").get(bound.versions, lambda: _found(method, bound))
+    trend = method._kept("trend").get(bound.versions, lambda: method.posterior(bound).find_trend())
     if trend is not None and trend.gain is None:
         find = lambda: (method.posterior(method.bound()).find_trend().root,)  # noqa: E731
         trend = replace(trend, root=differentiable(method, (trend.root,), find)[0])
     return replace(bound, trend=trend)
-
-
-@torch.inference_mode(False)  # later predictions need what is kept
-@torch.no_grad()
-def _found(method: Any, bound: Bound) -> Trend | None:
-    return method.posterior(bound).find_trend()
 
 
 def differentiable(method: Any, values: Sequence[Tensor], find: Callable[[], Sequence[Tensor]]) -> tuple[Tensor, ...]:

@@ -68,14 +68,12 @@ def without_site(loc: Tensor, var: Tensor, target: Tensor, precision: Tensor) ->
 class LatentLeaveOneOut:
     """Leave-one-out moments of latent values at the data under a nearest-neighbor prior.
 
-    Each call starts at the previous solution, which saves steps when hyperparameters change little.
-
     Args:
         x: inputs (N, D), of local rows on several processes.
         others: rows of the K nearest other points of each (N, K).
         jitter: relative nugget.
-        start: means of f less the mean function, and variances, (*L, N), that the first call starts at, such as those
-            of a guide; None is the mean function, where a likelihood may be nearly flat.
+        start: means of f less the mean function, and variances, (*L, N), to start at, such as those of a guide; None
+            is the mean function, where a likelihood may be nearly flat.
     """
 
     def __init__(
@@ -136,7 +134,6 @@ class LatentLeaveOneOut:
                 break
             var, used = left / (1 + left * precision), precision
         _warn(steps > 0 and improved, moved)
-        self._start = u, left / (1 + left * precision)
         loc = mean + u + left * precision * (mean + u - target)
         if trend is None:
             return loc, left
