@@ -24,7 +24,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_inputs, check_new_inputs, check_number, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_fraction, check_inputs, check_new_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_flags, check_steps
 from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
@@ -250,10 +250,8 @@ class LMC(Method):
         if factors is None:
             expectation, cure = "to be FactorLoadings", "Build LMC(..., mixing=FactorLoadings(T, F)), and fit it."
             fail(where, "mixing", expectation, type(self._modules.get("mixing")).__name__, cure, TypeError)
-        check_number(where, "probability", probability)
+        check_fraction(where, "probability", probability, "0.95 is usual.")
         check_flags(where, progress=progress)
-        if not 0 < probability < 1:
-            fail(where, "probability", "in (0, 1)", probability, "0.95 is usual.")
         return factors.correlations(probability, progress)
 
     @pyro_method

@@ -100,6 +100,13 @@ def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
 
+def check_fraction(where: str, arg: str, value: Any, cure: str) -> None:
+    """Raise unless `value` is a number in (0, 1)."""
+    check_number(where, arg, value, cure=cure)
+    if not 0 < value < 1:
+        fail(where, arg, "in (0, 1)", value, cure)
+
+
 def check_positive(where: str, arg: str, value: Any, cure: str = "Pass a number.", most: float = math.inf) -> None:
     """Raise unless `value` is a finite number > 0, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):

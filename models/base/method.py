@@ -279,7 +279,7 @@ class Method(GPModule):
 
         Cost: O(p B K^3) for p hyperparameters and B = 2,048 rows at most, seconds for pseudo-likelihoods.
         """
-        return summarize(self, self.hyper_guide, probability)
+        return summarize(self, probability)
 
     def _information(self) -> Information | str:
         """Covariance of the estimates of hyperparameters without priors, or the reason why there is none.

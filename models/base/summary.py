@@ -10,8 +10,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_nngp._checks import check_number, fail
-from pyro_nngp.hyperparameters import HyperparameterGuide
+from pyro_nngp._checks import check_fraction
 from pyro_nngp.hyperparameters.description import parameters, prior_name
 from pyro_nngp.likelihoods import Gaussian, StudentT
 from pyro_nngp.means import LinearMean
@@ -24,16 +23,13 @@ _COLUMNS = ["estimate", "lower", "upper", "prior", "unit", "note"]
 _BY_COLUMN = {"lengthscale", "slope"}  # attributes with an entry for each input column
 
 
-def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "DataFrame":
+def summarize(method: Any, probability: float) -> "DataFrame":
     """The table of :meth:`~pyro_nngp.models.base.Method.summary`."""
     from pandas import DataFrame  # a dependency of ArviZ; the import takes half a second
 
-    where, cure = f"{type(method).__name__}.summary", "Pass a number such as 0.95."
-    check_number(where, "probability", probability, cure=cure)
-    if not 0 < probability < 1:
-        fail(where, "probability", "in (0, 1)", probability, cure)
+    check_fraction(f"{type(method).__name__}.summary", "probability", probability, "Pass a number such as 0.95.")
     tail = (1 - probability) / 2
-    quantiles = [guide.quantiles(level) for level in (0.5, tail, 1 - tail)]
+    quantiles = [method.hyper_guide.quantiles(level) for level in (0.5, tail, 1 - tail)]
     intervals, names = Intervals(method, probability), _Names(method)
     rows: dict[str, list[Any]] = {}
     for path, part in method.named_modules():

@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_number, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_fraction, check_same_kind, check_tensor, fail
 
 
 def rmse(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
@@ -132,7 +132,7 @@ def gaussian_interval(
     Raises:
         ValueError: if shapes differ, there is no point, or alpha lies outside (0, 1).
     """
-    _check_alpha("gaussian_interval", alpha)
+    check_fraction("gaussian_interval", "alpha", alpha, "Use 0.05 for 95 % intervals.")
     _check_real("gaussian_interval", loc=loc, scale=scale)
     half = scale * torch.special.ndtri(loc.new_tensor(1 - alpha / 2))
     return loc - half, loc + half
@@ -153,7 +153,7 @@ def interval_score(
         ValueError: if shapes differ, there is no point, a value is NaN, alpha is outside (0, 1), or an upper end is
             below `lower`.
     """
-    _check_alpha("interval_score", alpha)
+    check_fraction("interval_score", "alpha", alpha, "Use 0.05 for 95 % intervals.")
     _check_interval("interval_score", y, lower, upper)
     outside = (lower - y).clamp(min=0) + (y - upper).clamp(min=0)
     return (upper - lower + 2 / alpha * outside).mean()
@@ -285,9 +285,3 @@ def _check_probabilities(where: str, prob: Tensor) -> None:
     if not real or not bool(((prob >= -rounding) & (prob <= 1 + rounding)).all()):
         actual = f"{float(prob.min()):g}..{float(prob.max()):g} of {prob.dtype}"
         fail(where, "prob", "to be numbers in [0, 1]", actual, "Pass probabilities.")
-
-
-def _check_alpha(where: str, alpha: float) -> None:
-    check_number(where, "alpha", alpha, cure="Use 0.05 for 95 % intervals.")
-    if not 0 < alpha < 1:
-        fail(where, "alpha", "in (0, 1)", alpha, "Use 0.05 for 95 % intervals.")

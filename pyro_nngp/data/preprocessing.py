@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import (
     check_finite,
+    check_fraction,
     check_inputs,
     check_int,
     check_memory,
@@ -77,10 +78,8 @@ def block_split(x: Float[Tensor, "N D"], cell_size: float, fraction: float, seed
     """
     check_inputs("block_split", "x", x)
     check_positive("block_split", "cell_size", cell_size, "Give the side of a block in the units of x.")
-    check_number("block_split", "fraction", fraction)
+    check_fraction("block_split", "fraction", fraction, "Use 0.2 to hold out a fifth of the points.")
     check_seed("block_split", seed)
-    if not 0 < fraction < 1:
-        fail("block_split", "fraction", "in (0, 1)", fraction, "Use 0.2 to hold out a fifth of the points.")
     corner = x.min(dim=0).values
     _, cell, count = torch.unique(((x - corner) / cell_size).floor(), dim=0, return_inverse=True, return_counts=True)
     order = shuffled(len(count), seed, x.device)

@@ -13,7 +13,7 @@ from pyro.nn.module import _make_name
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_nngp._checks import check_number, check_positive, fail
+from pyro_nngp._checks import check_fraction, check_positive, fail
 from pyro_nngp._kinds import check_kind
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters.module import GPModule
@@ -58,10 +58,7 @@ class HyperparameterGuide(GPModule):
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Quantiles of each entry by module and attribute; exact where the support constrains each entry alone."""
-        check_number("HyperparameterGuide.quantiles", "probability", probability)
-        if not 0 < probability < 1:
-            where, cure = "HyperparameterGuide.quantiles", "0.5 is the median."
-            fail(where, "probability", "in (0, 1)", probability, cure)
+        check_fraction("HyperparameterGuide.quantiles", "probability", probability, "0.5 is the median.")
         shift, at_probability = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
         for i, (module, attribute) in enumerate(self._sites):
             if _has_own_guide(module):

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pyro_nngp._checks import check_number, fail
+from pyro_nngp._checks import check_fraction
 from pyro_nngp._kinds import check_flags
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
@@ -89,9 +89,7 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
             ValueError: unless `coverage` is in (0, 1).
         """
         where = f"{type(self).__name__}.predict_interval"
-        check_number(where, "coverage", coverage)
-        if not 0 < coverage < 1:
-            fail(where, "coverage", "in (0, 1)", coverage, "Pass a probability such as 0.95.")
+        check_fraction(where, "coverage", coverage, "Pass a probability such as 0.95.")
         return self._quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
 
     def _quantiles(self, X: ArrayLike, levels: list[float]) -> NDArray:
