@@ -12,12 +12,13 @@ with it.
 3. Of many points one in eight, 512 to 2,048, are predicted from their nearest neighbors among up to 65,536 points, and
    among 4,096, 1,024 and 256 of them: much data under much noise are near each other, and do not tell how far f is
    alike. The mean log density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over
-   a grid of nine common factors of lengthscales and noise, and of two to six lengthscales also each alone at a
-   sixteenth and a 64th, since a season that all places share leaves no slope elsewhere; then by L-BFGS over all
-   logarithms, with a weak normal prior (standard deviation 1.5) around step 2 for hyperparameters that the points do
-   not determine. Neighbors are searched again once, in the metric of the kernel after the grid. At first some of them
-   come from metrics that stress one column each, so that a kernel of space and time has neighbors at the same place and
-   at the same time, whatever the units.
+   a grid of common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior
+   (standard deviation 1.5) around step 2 for hyperparameters that the points do not determine. The factors of
+   lengthscales are powers of 1/4 down to the distance of neighboring points: a daily cycle in a year of hours leaves no
+   slope at longer ones. Two to six lengthscales are also tried each alone at 1/16, 1/128 and 1/1024, as for a season
+   that all places share. Neighbors are searched again once, in the metric of the kernel after the grid. At first some
+   of them come from metrics that stress one column each, so that a kernel of space and time has neighbors at the same
+   place and at the same time, whatever the units.
 
 Neighbors that do not share an f make data look overdispersed. So 4 and 16 times the size or concentration that
 neighbors alone suggest are tried too, and taken if the leave-one-out density of the data gains .01 nats.
@@ -25,7 +26,7 @@ neighbors alone suggest are tried too, and taken if the leave-one-out density of
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
 
-Cost: O(N) for quantiles, then 13 to 76 evaluations at up to 2,048 points of at most 52 neighbors, whatever N: 0.05 to
+Cost: O(N) for quantiles, then 13 to 85 evaluations at up to 2,048 points of at most 64 neighbors, whatever N: 0.05 to
 1 s. Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
 """
 

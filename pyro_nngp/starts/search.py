@@ -5,10 +5,11 @@ Symbols: P pool of points, B points predicted, K neighbors, L latent functions.
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.distributions import transform_to
 
@@ -23,9 +24,10 @@ from pyro_nngp.starts.scales import Slot, place_scales
 
 _NEIGHBORS = 16
 _SPARSE, _FROM_EACH = (4096, 1024, 256), 8  # first points of the pool, and neighbors from each of them
-_STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors in metrics that stress one of few columns
-_LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
-_SHORT = 1 / 16, 1 / 64  # factors of one lengthscale alone, as for a season that all places share
+_STRESSED, _STRESSES, _MOST_STRESSED = 2, (16.0, 4096.0), 6  # neighbors in metrics that stress one of few columns
+_STEP, _LEAST, _MOST = 4.0, 3, 8  # ratio of common factors of all lengthscales, and their number
+_NOISES = 0.01, 0.1, 0.5
+_SHORT, _SHORT_NOISES = (1 / 16, 1 / 128, 1 / 1024), (0.1, 0.5)  # of one lengthscale alone, as for a season
 _PRIOR = 1.5  # standard deviation of the logarithms
 _BOUND = 8.0  # on their distance from the start
 _STEPS = 15
@@ -70,33 +72,57 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
     ).to(center.device)
     latents = problem._replace(obs=problem.obs[:_LATENTS], noise=noise if noise.dim() == 0 else noise[:_LATENTS])
 
-    def value(shift: Tensor, near: Tensor) -> Tensor:
-        parts = (center + _BOUND * (shift / _BOUND).tanh()).split(sizes)
+    def value(origin: Tensor, move: Tensor, near: Tensor) -> Tensor:
+        log_factors = origin + _BOUND * (move / _BOUND).tanh()
+        parts = (center + log_factors).split(sizes)
         for i, to, part in zip(moving, maps, parts, strict=False):
             problem.slots[i].part.__dict__[problem.slots[i].name] = to(part).reshape(base[i].shape)
         level = parts[-1][0].exp() if problem.learn_noise else latents.noise
-        penalty = (shift / _PRIOR).square().sum() / (2 * len(latents.obs))
+        penalty = (log_factors / _PRIOR).square().sum() / (2 * len(latents.obs))
         return len(problem.rows) * _leave_one_out(latents, level, near) + penalty
 
     with torch.enable_grad():
-        near = _neighbors(problem, stressed=True)
-        lengths = is_length.to(center)
-        scales = [lengths * math.log(factor) for factor in (_LENGTHS if bool(is_length.any()) else (1.0,))]
-        if 1 < int(lengths.sum()) <= _MOST_STRESSED:
-            scales += [one * math.log(factor) for factor in _SHORT for one in torch.diag(lengths)[is_length]]
-        trials = []
-        for scale in scales:
-            for share in _NOISES if problem.learn_noise else (0.1,):
-                shift = scale.clone()
-                if problem.learn_noise:
-                    shift[-1] = math.log(share / 0.1)
-                trials.append((_safely(value, shift, near), shift))
-        best = min(trials, key=lambda trial: trial[0])[1]
+        near, move = _neighbors(problem, stressed=True), torch.zeros_like(center)
+        trials = _trials(is_length, _spacing(problem), problem.learn_noise)
+        origin = min(trials, key=lambda trial: _safely(partial(value, trial), move, near))
         for last in (False, True):
-            best = _descend(value, best, near)
+            move = _descend(partial(value, origin), move, near)
             if not last:
                 near = _neighbors(problem, stressed=False)
-    return (center + _BOUND * (best / _BOUND).tanh())[-1].exp() if problem.learn_noise else noise
+    level = (center + origin + _BOUND * (move / _BOUND).tanh())[-1]
+    return level.exp() if problem.learn_noise else noise
+
+
+def _trials(is_length: Bool[Tensor, " h"], spacing: float, learn_noise: bool) -> list[Tensor]:
+    """Logarithms of the factors of the grid, the noise last."""
+    lengths = is_length.double()
+
+    def noisy(shift: Tensor, share: float) -> Tensor:
+        shift = shift.clone()
+        shift[-1] = math.log(share / 0.1)
+        return shift
+
+    def with_noises(shift: Tensor, shares: tuple[float, ...]) -> list[Tensor]:
+        return [noisy(shift, share) for share in shares] if learn_noise else [shift]
+
+    fitting = math.floor(-math.log(spacing) / math.log(_STEP)) + 1 if spacing < 1 else 1
+    count = min(max(_LEAST, fitting), _MOST) if bool(is_length.any()) else 1
+    trials = [each for j in range(count) for each in with_noises(-j * math.log(_STEP) * lengths, _NOISES)]
+    if 1 < int(lengths.sum()) <= _MOST_STRESSED:
+        for factor in _SHORT:
+            for one in torch.diag(lengths)[is_length]:
+                trials += with_noises(math.log(factor) * one, _SHORT_NOISES)
+    return trials
+
+
+@torch.no_grad()
+def _spacing(problem: Problem) -> float:
+    """Median distance of the rows to the nearest others in the kernel's metric, as a number of lengthscales."""
+    space = KernelMetric(problem.kernel, problem.x).features(problem.x)[0]
+    near = nearest_rows(space, problem.rows, 1)[:, 0]
+    distance = (space[near] - space[problem.rows]).norm(dim=-1)
+    distance = distance[distance > 0]
+    return float(distance.median()) if len(distance) else 1.0
 
 
 def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
@@ -173,10 +199,9 @@ def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
         columns = x.shape[1]
         if stressed and 1 < columns <= _MOST_STRESSED:
             places = x / column_scale(x)
-            for column in range(columns):
-                stress = torch.ones_like(places[0])
-                stress[column] = _STRESS
-                neighbors.append(nearest_rows(places * stress, rows, _STRESSED))
+            for stress in _STRESSES:
+                for scale in 1 + (stress - 1) * torch.eye(columns).to(places):
+                    neighbors.append(nearest_rows(places * scale, rows, _STRESSED))
         near = torch.cat(neighbors, -1).sort(-1).values
         return near.masked_fill(repeats(near), -1)
 

@@ -299,7 +299,7 @@ def test_linear_mean_is_solved_for(field):
     trend = 1e5 * (3 + 2 * x[:, 0] - 5 * x[:, 1])
     gp = Vecchia(UTM + 1e5 * x, 1e2 * y + trend, Matern52(2), mean=LinearMean(2))
     gp.solve()
-    torch.testing.assert_close(gp.mean.slope.detach(), torch.tensor([2.0, -5.0], dtype=F64), rtol=0, atol=1e-2)
+    torch.testing.assert_close(gp.mean.slope.detach(), torch.tensor([2.0, -5.0], dtype=F64), rtol=0, atol=3e-2)
     with torch.no_grad():
         want = torch.stack([gp.mean(UTM + 1e5 * x[:1])[0]])
     torch.testing.assert_close(want, trend[:1], rtol=0, atol=5e3)
