@@ -116,9 +116,9 @@ def test_one_row_can_be_appended_and_a_class_may_be_named_before_it_occurs():
     model = NNGPRegressor(fit_options={"num_steps": 1}, num_neighbors=5).fit(X[:25], f[:25])
     assert model.partial_fit(X[25:], f[25:]).gp_.num_data == 26
     labels = np.where(f[:25] > 0, 7, 3)
-    classifier = NNGPClassifier(fit_options={"num_steps": 1}, num_neighbors=5).partial_fit(
-        X[:25], labels, classes=[11, 7, 3]
-    )
+    classifier = NNGPClassifier(fit_options={"num_steps": 1}, num_neighbors=5)
+    with pytest.warns(UserWarning, match=r"level of f of functions \[2\]"):
+        classifier.partial_fit(X[:25], labels, classes=[11, 7, 3])
     assert classifier.predict_proba(X[:2]).shape == (2, 3)
 
 
