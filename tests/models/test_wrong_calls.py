@@ -93,7 +93,7 @@ CALLS = [
     ),
     (
         lambda: VNNGP(X, Y, matern(), Gaussian(), num_neighbors=4, learn_inducing="yes"),
-        r"VNNGP: expected learn_inducing",
+        r"VNNGP: expected learn_inducing to be True or False, got str",
     ),
     (lambda: ConditionalEncoder(widths=(0,)), r"ConditionalEncoder: expected widths"),
     (

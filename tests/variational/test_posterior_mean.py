@@ -1,12 +1,19 @@
 """Posterior means by iterations against dense solutions: their cost to the bound, and when they end."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import vecchia_factor
+from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.variational import MeanField, SparseCholesky
@@ -57,6 +64,46 @@ def test_a_reduction_ends_sooner(monkeypatch, iterative):
         posterior_mean(prior, y, one, zero, 1e-6, reduction)
         products.append(len(counts))
     assert products[1] - products[0] < products[0] / 2
+
+
+def sharded(kernel):
+    """The prior as of a group of one process."""
+    x = torch.rand(N, 2, dtype=F64)
+    graph = ShardedGraph(ShardedData(x, x[:, 0]), 8)
+    return ShardedFactor(graph, lambda rows, near: graph_conditional(kernel, graph.x[rows], graph.x, near))
+
+
+@pytest.mark.parametrize("solver", ["one process", "several processes", "coupled"])
+def test_a_reduction_is_of_the_residual_at_the_start(solver, iterative):
+    """From near the solution as from afar: some of the error at the start is left, and not all."""
+    kernel = Matern52(2, lengthscale=0.2).double().requires_grad_(False)
+    prior = sharded(kernel) if solver == "several processes" else setting(kernel)
+    y, start, precision = torch.randn(3, 1, N, dtype=F64)
+    precision = 5 * precision.exp()
+    if solver == "coupled":
+        posterior = CoupledPosterior([prior], torch.ones(N, 1, 1, dtype=F64), precision, dense_up_to=0)
+        solve = partial(posterior.mean, y)
+    else:
+        solve = partial(posterior_mean, prior, y, precision)
+    exact = solve(0 * y, 1e-10)
+    size = float((prior.product(exact) + precision * exact - precision * y).norm() / (precision * y).norm())
+    assert size < 1e-6
+    for distance in (1.0, 1e-3):
+        error = solve(exact + distance * start, 1e-12, 0.1) - exact
+        assert 1e-4 < error.norm() / (distance * start).norm() < 0.5
+
+
+def test_few_values_of_several_processes_are_solved_densely_and_many_by_iterations(monkeypatch):
+    prior = sharded(Matern52(2, lengthscale=0.2).double().requires_grad_(False))
+    y, precision = torch.randn(2, N, dtype=F64)
+    precision = precision.exp()
+    posterior = prior.gathered().dense() + torch.diag(precision)
+    exact = torch.cholesky_solve((precision * y)[:, None], torch.linalg.cholesky(posterior))[:, 0]
+    torch.testing.assert_close(posterior_mean(prior, y, precision, 0 * y, 1.0), exact, rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr(solver, "DENSE_UP_TO", 0)
+    monkeypatch.setattr(prior, "gathered", None)
+    found = posterior_mean(prior, y, precision, 0 * y, 1e-2)
+    assert 1e-9 < (found - exact).norm() / exact.norm() < 1e-2
 
 
 @pytest.mark.parametrize("plain_iterations", [0, 5, 1000])

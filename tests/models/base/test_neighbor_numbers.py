@@ -165,7 +165,9 @@ def test_few_rows_have_the_exact_process_and_the_result_names_the_number_of_neig
     result = fit(gp, progress=False)
     assert result.num_neighbors == 59
     assert ", K = 59" in repr(result)
-    assert gp.prediction_neighbors() <= 59
+    rough = Matern52(2, variance=1.0, lengthscale=1e-3)
+    assert Vecchia(x, y, rough, Gaussian(0.1)).prediction_neighbors() == 32  # no neighbor helps
+    assert Vecchia(x, y, rough, Gaussian(0.1), num_neighbors=40).prediction_neighbors() == 40
     assert Vecchia(*smooth(301, 2), Matern52(2)).graph.num_neighbors < 300
 
 
