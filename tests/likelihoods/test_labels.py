@@ -43,6 +43,11 @@ def test_ordinal_probabilities_by_hand() -> None:
         torch.testing.assert_close(Ordinal(cuts, link)(f).probs, want, rtol=1e-9, atol=1e-12)
 
 
+def test_quadrature_of_ratings_looks_at_the_middle_of_their_interval() -> None:
+    center, _ = Ordinal(CUTS).focus(torch.arange(4))
+    torch.testing.assert_close(center, torch.tensor([-1.0, -0.4, 0.85, 1.5]))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
 def test_labels_of_any_type(dtype: torch.dtype) -> None:
     labels = torch.tensor([0, 1, 1]).to(dtype)

@@ -42,6 +42,20 @@ def test_starts_are_near_the_truth(likelihood: Beta | BetaBinomial) -> None:
     assert 3.5 < start.item() < 7.5
 
 
+@pytest.mark.parametrize("neighbors", [1, 4])
+def test_starts_invert_the_variance_of_residuals(neighbors: int) -> None:
+    """Residuals are of a share and the mean of K neighbors, of the same variance."""
+    mean, concentration, n = 0.4, 7.0, 10
+    for likelihood, scale, variance in (
+        (Beta(1.0), 1, 1 / (1 + concentration)),
+        (BetaBinomial(n, 1.0), n, (1 + (n - 1) / (1 + concentration)) / n),
+    ):
+        residual = (variance * mean * (1 - mean) * (1 + 1 / neighbors)) ** 0.5
+        share, near = tensor(mean - residual, mean + residual), torch.full((2, neighbors), mean, dtype=torch.float64)
+        start = likelihood.start("concentration", scale * share, scale * near)
+        assert start.item() == pytest.approx(concentration, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -124,7 +124,9 @@ def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
     predictive = gp.predict(NEW, num_neighbors=N)
     torch.testing.assert_close(predictive.variance.detach(), var.detach() + NOISE[:, None])
     torch.manual_seed(0)
-    draws = gp.sample(NEW, 4000, num_neighbors=N + 3).flatten(1)
+    pairs = torch.cat([NEW[:2], NEW[:2] + 0.05])  # which depend on each other, given the data
+    mean, cov = dense(gp, pairs)[1:]
+    draws = gp.sample(pairs, 4000, num_neighbors=N + 3).flatten(1)
     assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 4000).sqrt()).abs().max() < 6
     spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 4000**0.5
     assert ((draws.mT.cov() - cov).abs() / spread).max() < 6

@@ -120,6 +120,7 @@ def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
     gp = LOO(x, make(f), matern(), likelihood(), num_neighbors=N - 1, guide=Conjugate())
     gp.mean.value = torch.full_like(gp.mean.value, 0.4)
     gp.solve(num_sweeps=60, batch_size=24)
+    gp.solve(num_sweeps=1, batch_size=1)
     bound = gp.likelihood.bind()
     omega = gp.q.distribution(bound, gp.y, torch.arange(N)).mean.detach()
     obs, noise = gaussian_observations(bound, gp.y, omega, F64)

@@ -100,6 +100,10 @@ CALLS = [
         lambda: whitened_conditional(matern(), NEW, X[:5], jitter="small"),
         r"whitened_conditional: expected jitter to be",
     ),
+    (
+        lambda: whitened_conditional(matern(), NEW, X[:5].long()),
+        r"whitened_conditional: expected z of a floating-point dtype",
+    ),
     (lambda: near(mask=[True]), r"nn_conditional: expected mask to be a torch.Tensor, got list"),
     (lambda: near(noise=[0.1]), r"nn_conditional: expected noise to be a torch.Tensor, got list"),
     (lambda: near(noise=torch.ones(3, 7, dtype=F64)), r"nn_conditional: expected noise to broadcast to \(3, 4\)"),

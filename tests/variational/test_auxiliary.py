@@ -6,9 +6,9 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, NegativeBinomial, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Binomial, NegativeBinomial, StudentT
 from pyro_nngp.models import LOO
-from pyro_nngp.variational.auxiliary import Conjugate, LocalConjugate
+from pyro_nngp.variational.auxiliary import Conjugate, LocalConjugate, LogNormal
 
 F64 = torch.float64
 
@@ -24,6 +24,17 @@ def test_conjugate_guide_of_student_t_data_is_their_posterior(df):
     joint = dist.Gamma(df / 2, df / 2).log_prob(omega) + dist.Normal(0.0, scale / omega.sqrt()).log_prob(y)
     constant = q.log_prob(omega) - joint
     torch.testing.assert_close(constant, constant[:1].expand(50), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "mean", "variance"),
+    [(Bernoulli(), 1 / 4, 1 / 24), (Binomial(5), 5 / 4, 5 / 24), (StudentT(4.0, 0.5), 1.0, 1 / 2)],  # PG(b, 0), Gamma
+)
+def test_log_normal_variables_start_at_the_moments_of_their_prior(likelihood, mean, variance):
+    y, likelihood = torch.tensor([1.0, 0.0, 1.0], dtype=F64), likelihood.double().bind()
+    q = LogNormal().build(likelihood, y, F64).distribution(likelihood, y, torch.arange(3))
+    torch.testing.assert_close(q.mean, torch.full_like(y, mean))
+    torch.testing.assert_close(q.variance, torch.full_like(y, variance))
 
 
 @pytest.mark.parametrize(
