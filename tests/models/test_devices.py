@@ -13,12 +13,12 @@ from pyro.infer import MCMC, Predictive
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_nngp.distributions import NNGP, PolyaGamma
-from pyro_nngp.inference import SGHMC, Minibatch, PolyaGammaGibbs, fit, to_arviz
+from pyro_nngp.inference import SGHMC, IntegratedELBO, Minibatch, PolyaGammaGibbs, fit, to_arviz
 from pyro_nngp.inference.svi import parameters
 from pyro_nngp.inference.svi.train_state import TrainState
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_nngp.models import BSGP, LOO, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors.graph import NeighborGraph
 
 
@@ -52,7 +52,7 @@ def agrees(gp, device, **recipe):
     if device.type == "cuda":
         assert moved.predict(x_new.to(device)).log_prob(gp.y[:P].to(device)).isfinite().all()
         moved = copy.deepcopy(gp).to(device)
-    y_new = gp.y[:P]
+    y_new = gp.y[:P].mT if isinstance(gp, LMC) else gp.y[:P]
     log_prob = moved.predict(x_new.to(device)).log_prob(y_new.to(device))
     assert log_prob.device == moved.sample(x_new.to(device), 2).device == device
     torch.testing.assert_close(log_prob.cpu(), gp.predict(x_new).log_prob(y_new), rtol=1e-6, atol=1e-8)
@@ -129,6 +129,16 @@ def test_correlated_outputs_elsewhere(there):
     x, y = data()
     gp = CoregionalizedLOO(x, torch.stack([y, -y], 1), [RBF(2, lengthscale=0.5)], num_neighbors=8)
     agrees(gp, there)
+
+
+def test_latent_functions_of_several_outputs_elsewhere(there):
+    x, y = data()
+    kernels, mixing = [Matern52(2, 1.0, 0.5), Matern52(2, 1.0, 0.3)], torch.tensor([[1.0, 0.3], [0.5, -1.0]]).double()
+    gp = LMC(x, torch.stack([y, -y], 1), kernels, Gaussian(0.05), mixing=mixing, num_neighbors=8)
+    moved = agrees(gp, there)
+    if there.type != "cuda":
+        loss, other = (IntegratedELBO().loss(each.model, each.guide) for each in (gp, moved))  # of all rows
+        assert loss == pytest.approx(other, rel=1e-9)
 
 
 @pytest.mark.slow
