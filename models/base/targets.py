@@ -47,7 +47,7 @@ class SeparateTargets(Targets):
     """Targets of outputs that have scales of their own, NaN where one is missing."""
 
     def check(self, where: str, y: Tensor) -> None:
-        check_finite(where, "y", y.nan_to_num())
+        check_finite(where, "y", y.masked_fill(y.isnan(), 0.0))
 
     def check_likelihood(self, where: str, likelihood: Likelihood) -> None:
         pass
