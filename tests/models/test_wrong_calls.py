@@ -6,10 +6,12 @@ from builders import F64, matern, uniform, waves
 
 from pyro_nngp.conditionals import graph_conditional, nn_conditional, whitened_conditional
 from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.sources import ParquetColumns
 from pyro_nngp.distributed.table import ShardedGraph
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, Ordinal
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Multinomial, Ordinal, Poisson
 from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+from pyro_nngp.variational import MeanField
 from pyro_nngp.variational.encoders import ConditionalEncoder
 
 N = 40
@@ -33,8 +35,8 @@ def correlated(x=X, **given):
     return CoregionalizedLOO(x, OUTPUTS, **({"kernels": 1, "num_neighbors": 4} | given))
 
 
-def several(**given):
-    return LMC(X, OUTPUTS, **({"kernels": matern(), "likelihood": Gaussian(), "num_neighbors": 4} | given))
+def several(y=OUTPUTS, **given):
+    return LMC(X, y, **({"kernels": matern(), "likelihood": Gaussian(), "num_neighbors": 4} | given))
 
 
 def near(noise=None, mask=None, jitter=None):
@@ -95,6 +97,53 @@ CALLS = [
         lambda: VNNGP(X, Y, matern(), Gaussian(), num_neighbors=4, learn_inducing="yes"),
         r"VNNGP: expected learn_inducing to be True or False, got str",
     ),
+    (lambda: exact().loo(num_neighbors=N), r"Vecchia: expected num_neighbors in 1\.\.39, got 40"),
+    (lambda: correlated().loo(num_neighbors=N), r"CoregionalizedLOO: expected num_neighbors in 1\.\.39, got 40"),
+    (
+        lambda: VNNGP(X, Y, matern(), Gaussian(), num_neighbors=4).loo(num_neighbors=N),
+        r"VNNGP: expected num_neighbors in 1\.\.39, got 40",
+    ),
+    (
+        lambda: VNNGP(X, None, matern(), num_neighbors=4).loo(),
+        r"VNNGP.loo: expected a likelihood in the model, got None",
+    ),
+    (lambda: BSGP(X, Y, matern(), Gaussian(), inducing=9).loo(), r"BSGP.loo: expected samples"),
+    (
+        lambda: VNNGP(X, Y.abs().long(), matern(), Categorical(10**12), num_neighbors=4),
+        r"VNNGP: expected latent functions to fit into memory",
+    ),
+    (lambda: exact().extend(NEW, NEW[:, 0].float()), r"Vecchia.extend: expected y of the dtype of x"),
+    (lambda: exact().extend(NEW, NEW[:, 0] * torch.inf), r"Vecchia.extend: expected y to be finite"),
+    (
+        lambda: VNNGP(X, Y, matern(), num_neighbors=4, guide=MeanField(Y.to("meta"))),
+        r"LocalGaussian: expected loc to have values",
+    ),
+    (lambda: coupled(torch.ones(2, 1, dtype=F64, device="meta")), r"LMC: expected mixing to have values, got a meta"),
+    (lambda: coupled().latent_functions(NEW[:, :1]), r"LMC.latent_functions: expected x_new with 2 columns"),
+    (lambda: coupled().joint_outputs(NEW[:, :1]), r"LMC.joint_outputs: expected x_new with 2 columns"),
+    (
+        lambda: CoregionalizedLOO(X, torch.where(OUTPUTS > 0, OUTPUTS, -torch.inf), 1, num_neighbors=4),
+        r"CoregionalizedLOO: expected y to be finite",
+    ),
+    (lambda: several(num_latents=0), r"LMC: expected num_latents >= 1, got 0"),
+    (
+        lambda: LMC(X, OUTPUTS * torch.inf, matern(), Gaussian(), num_neighbors=4),
+        r"LMC: expected y to be finite, got 80 NaN or infinite",
+    ),
+    (
+        lambda: several(y=OUTPUTS.abs().round(), likelihood=Poisson()).predict_given(NEW, -torch.ones(3, 2, dtype=F64)),
+        r"Poisson: expected y to be counts",
+    ),
+    (lambda: Multinomial().expected_log_prob(*torch.ones(3, 1, 4)), r"Multinomial: expected"),
+    (lambda: ParquetColumns(3, "x"), r"ParquetColumns: expected path to be a path, got int"),
+    (
+        lambda: graph_conditional(matern(), NEW, X, torch.full((3, 2), N)),
+        r"graph_conditional: expected neighbors in -1\.\.39, got 40",
+    ),
+    (
+        lambda: VNNGP(ShardedData(X, Y, weights=-torch.ones(N, dtype=F64)), num_neighbors=4),
+        r"VNNGP: expected weights > 0",
+    ),
     (lambda: ConditionalEncoder(widths=(0,)), r"ConditionalEncoder: expected widths"),
     (
         lambda: whitened_conditional(matern(), NEW, X[:5], jitter="small"),
@@ -124,5 +173,5 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "message"), CALLS)
 def test_wrong_calls(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, IndexError, MemoryError), match=message):
         call()
