@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import AUGMENTED, F64, METHODS, K, N, P, build, data, matern, methods, stir, waves
+from builders import AUGMENTED, F64, METHODS, RELATIVES, K, N, P, build, data, matern, methods, stir, uniform, waves
 from oracles.problems import losses_inside_a_larger_program
 from oracles.waves import ENCODERS, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
@@ -15,7 +15,7 @@ from pyro.nn import PyroSample
 from pyro.optim import Adam
 
 from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood
-from pyro_nngp.kernels import Linear, Matern32
+from pyro_nngp.kernels import Kernel, Linear, Matern32
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Categorical,
@@ -27,7 +27,7 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods import LogNormal as LogNormalNoise
-from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
+from pyro_nngp.models import LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
 from pyro_nngp.variational import Amortized, Conjugate, FullRank, LogNormal, MeanField, SparseCholesky
 
 F32 = torch.float32
@@ -74,6 +74,73 @@ def test_outputs_have_noise_of_their_own(method):
     singles = [method(x, both[:, t], matern(), Gaussian(0.1 + 0.2 * t), num_neighbors=5) for t in (0, 1)]
     for args in ((), (torch.arange(0, 40, 3),)):
         assert loss(own, *args) == pytest.approx(sum(loss(gp, *args) for gp in singles), rel=1e-7)
+
+
+class Noisy(Kernel):
+    """A Matern kernel plus independent values of its variance times `share` at each place."""
+
+    def __init__(self, share):
+        super().__init__(2)
+        self.share, self.smooth = share, Matern32(2, 1.0, 0.5).double()
+
+    def forward(self, x, z):
+        return self.smooth(x, z) + self.share * (x[..., :, None, :] == z[..., None, :, :]).all(-1)
+
+
+NETWORKS = "NPVI-NN", "NPVI-conditional", "NPVI-sites"  # which see correlations without the nugget
+
+
+@pytest.mark.parametrize("name", [*(name for name in METHODS if name not in NETWORKS), "LMC"])
+def test_a_nugget_is_a_part_of_the_kernel(name):
+    x, y = data()
+    method, settings = METHODS.get(name, (LMC, {"num_neighbors": K}))
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    y = torch.stack([y, x[:, 0] - y], -1) if name == "LMC" else y
+    if name == "LMC":
+        settings |= {"num_latents": 1, "mixing": torch.tensor([[1.0], [0.5]], dtype=F64)}
+    if "inducing" in settings:  # points that are not the data, where f would have the same independent value
+        settings["inducing"] = uniform(settings["inducing"], seed=1)
+    found = []
+    for kernel, jitter in ((Noisy(0.0), 0.3), (Noisy(0.3), 1e-12)):
+        torch.manual_seed(0)
+        metric = torch.ones(2, dtype=F64)
+        gp = method(x, y, kernel, Gaussian(0.05), jitter=jitter, metric=metric, **settings)
+        torch.manual_seed(0)
+        if getattr(gp, "can_solve", False):
+            gp.solve()
+        else:
+            stir(gp)
+        torch.manual_seed(0)
+        new = x[:P] + 0.01
+        found.append([torch.as_tensor(loss(gp)), *gp(new), gp.loo(), gp.sample(new, 3, seed=0)])
+        if name in ("VNNGP", "LOO", "Vecchia", "MLLk"):
+            found[-1] += gp.joint(new[None])
+        if isinstance(gp, (VNNGP, Vecchia, SVGP)):
+            found[-1].append(torch.as_tensor(loss(gp, torch.arange(9))))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+WITH_GRAPHS = [name for name in METHODS if name not in ("SVGP", "SWSGP", *RELATIVES)]
+
+
+@pytest.mark.parametrize("name", WITH_GRAPHS)
+def test_a_metric_says_which_points_are_near(name):
+    """By the first column alone, in training, in leave-one-out densities and at new places."""
+    x, y = data()
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    metric = torch.tensor([1.0, 1e9], dtype=F64)
+    gp = method(x, y, matern(), Gaussian(0.05), metric=metric, **settings)
+    points = gp.graph.x
+    want = type(gp.graph)(
+        points, K, metric=metric, **({"ordering": gp.graph.order} if hasattr(gp.graph, "order") else {})
+    )
+    assert torch.equal(gp.graph.neighbors.sort(-1).values, want.neighbors.sort(-1).values)
+    new = uniform(P)
+    near = (new[:, None, 0] - points[:, 0]).abs().argsort(-1)[:, :3]
+    assert torch.equal(gp.graph.query(new, 3).long().sort(-1).values, near.sort(-1).values)
+    gp.refresh_neighbors()
+    assert torch.equal(gp.graph.neighbors.sort(-1).values, want.neighbors.sort(-1).values)
 
 
 @pytest.mark.parametrize(
