@@ -314,3 +314,13 @@ def test_intervals_without_a_log_evidence_come_with_a_warning(likelihood):
 )
 def test_inducing_points_are_a_share_of_the_rows(rows, points):
     assert SWSGP(torch.rand(rows, 2), None, num_neighbors=4).num_inducing == points
+
+
+def test_log_densities_of_few_rows_given_those_before_them_sum_to_the_log_evidence():
+    x, y = waves(20)
+    gp = build(x, y, Gaussian(0.1))
+    cov = dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(20, dtype=x.dtype)
+    want = MultivariateNormal(gp.mean(x).detach(), cov).log_prob(y)
+    assert 20 * gp.log_density(torch.arange(20)).item() == pytest.approx(want.item(), rel=1e-6)
+    for likelihood, settings in ((Gaussian(0.1), {"weights": torch.ones_like(y)}), (Poisson(), {}), (Bernoulli(), {})):
+        assert build(x, (y > 0).to(y), likelihood, **settings).log_density(torch.arange(20)) is None
