@@ -28,6 +28,10 @@ def chosen(sharded):
     return {"neighbors": torch.tensor(gp.graph.num_neighbors), "moments": torch.stack(gp(x[:9] + 0.1)).detach()}
 
 
+def test_a_process_in_no_group_chooses_the_number_of_neighbors_of_plain_rows():
+    check_same(chosen(True), chosen(False), 1e-9)
+
+
 @pytest.mark.slow
 def test_two_processes_choose_the_number_of_neighbors_of_one(tmp_path):
     expected = chosen(False)

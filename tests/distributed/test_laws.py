@@ -164,6 +164,19 @@ def test_two_processes_are_one(case, tmp_path, monkeypatch):
         check_same(found, expected, 1e-6)
 
 
+ALONE = (
+    *("vecchia, weights and offset", "loo of heavy tails", "sites with a trend", "sites, weights and offset"),
+    *("factor of counts", "npvi of counts", "network of sites", "svgp, fitc", "swsgp, full covariance"),
+    "inducing, factor",
+)
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_process_in_no_group_has_the_results_of_plain_rows(case, monkeypatch):
+    monkeypatch.setattr(factored_posterior, "MOST_OPERATIONS", 0.0)
+    check_same(trained(case, True), trained(case, False), 1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("case", ["vecchia", "loo of counts", "mllk"])
@@ -264,6 +277,12 @@ def scored(case, sharded):
         torch.manual_seed(0)
         found["predictions"] = gp.predictions_by_draw(new, seed=1)({})[1]
     return found
+
+
+@pytest.mark.parametrize("case", [case for case in SCORED if case in ALONE])
+def test_a_process_in_no_group_has_the_densities_and_draws_of_plain_rows(case, monkeypatch):
+    monkeypatch.setattr(factored_posterior, "MOST_OPERATIONS", 0.0)
+    check_same(scored(case, True), scored(case, False), 1e-6)
 
 
 @pytest.mark.parametrize("case", slow_except("sites of counts", cases=SCORED))
