@@ -22,9 +22,10 @@ def problem():
     return x, points, torch.cdist(x, points).argsort(1)[:, :K]
 
 
-def conditional(kernel, dtype, noise, sets, jitter=1e-6):
+def conditional(kernel, dtype, noise, sets, jitter=1e-6, count=B):
     """Weights, variances, and the gradients of a sum of both by inputs and hyperparameters."""
     x, points, near = problem()
+    x, near = x[:count], near[:count]
     smoothness = torch.tensor(1.3).expand(sets) if kernel is Matern else None
     given = {
         "x": x,
@@ -32,7 +33,7 @@ def conditional(kernel, dtype, noise, sets, jitter=1e-6):
         "lengthscale": torch.tensor([0.8, 1.1]).expand(*sets, 2)
         * torch.linspace(1.0, 1.2, 3)[: sets.numel()].view(*sets, 1),
         "variance": torch.tensor(2.0).expand(sets),
-        "noise": None if noise is None else torch.full((B, K), noise),
+        "noise": None if noise is None else torch.full((count, K), noise),
         "smoothness": smoothness,
     }
     leaves = {name: v.to(dtype, copy=True).requires_grad_() for name, v in given.items() if v is not None}
@@ -44,10 +45,11 @@ def conditional(kernel, dtype, noise, sets, jitter=1e-6):
     return w.detach(), var.detach(), torch.autograd.grad((w * weights).sum() + var.log().sum(), [*leaves.values()])
 
 
+@pytest.mark.parametrize("count", [3, B])
 @pytest.mark.parametrize("sets", [torch.Size(), torch.Size([3])])
 @pytest.mark.parametrize(("kernel", "noise"), [(RBF, 1e-6), (RBF, None), (Matern52, 1e-5), (Matern, None)])
-def test_values_and_gradients_are_those_of_float64(kernel, noise, sets):
-    low, high = (conditional(kernel, dtype, noise, sets) for dtype in (torch.float32, torch.float64))
+def test_values_and_gradients_are_those_of_float64(kernel, noise, sets, count):
+    low, high = (conditional(kernel, dtype, noise, sets, count=count) for dtype in (torch.float32, torch.float64))
     assert (high[1] < 2 * RESOLVED).any()
     assert (high[1] > 10 * RESOLVED).any()
     torch.testing.assert_close(low[0].double(), high[0], rtol=0, atol=5e-4 * float(high[0].abs().amax()))
