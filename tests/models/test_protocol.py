@@ -17,7 +17,7 @@ from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.means import LinearMean
-from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
 from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
 
@@ -39,6 +39,11 @@ def test_arguments_have_the_same_names_and_order(name):
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[5:])
     with pytest.raises(TypeError, match="expected keyword arguments among x, y, .*, got 'neighbours'"):
         METHODS[name][0](*data(), Matern52(2), Gaussian(), neighbours=3)
+
+
+@pytest.mark.parametrize("method", [BSGP, CoregionalizedLOO, LMC, LOO, MLLk, NPVI, SVGP, SWSGP, VNNGP, Vecchia])
+def test_all_begin_with_the_same_seed(method):
+    assert inspect.signature(method.__init__).parameters["seed"].default == 0
 
 
 @pytest.mark.parametrize("method", [BSGP, CoregionalizedLOO, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia])
