@@ -85,6 +85,27 @@ def test_first_and_second_derivatives_agree_with_differences():
     torch.autograd.gradgradcheck(function, half)
 
 
+@pytest.mark.filterwarnings("ignore:.*of the covariances were indefinite")
+def test_second_derivatives_keep_a_nugget_that_was_found():
+    """One covariance is indefinite until its nugget reaches 1e-4, the other is not."""
+    eye = torch.eye(3, dtype=F64)
+    cov_nn = torch.stack([1 - 2e-5 * eye, 2 * eye])
+    cov_nx, cov_xx = 1e-3 * draw(2, 3), torch.ones(2, dtype=F64)
+    extra = solve(cov_nn.clone(), cov_nx, cov_xx, None, None, 1e-8)[3]
+    assert extra[0] > 0 == extra[1]
+
+    def function(cov_nx, cov_xx):
+        return Conditional.apply(cov_nn, cov_nx, cov_xx, None, None, 1e-8)[:2]
+
+    inputs = [cov_nx.requires_grad_(), cov_xx.requires_grad_()]
+    torch.autograd.gradgradcheck(function, inputs)
+    once, again = (
+        torch.autograd.grad(function(*inputs), inputs, (draw(2, 3), draw(2)), create_graph=twice)
+        for twice in (False, True)
+    )
+    torch.testing.assert_close(again, once)
+
+
 def test_the_parts_of_every_gradient():
     *covs, noise, mask = systems()
     w, _, tril, *_ = solve(covs[0].clone(), *covs[1:], noise, mask, JITTER)

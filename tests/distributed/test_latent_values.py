@@ -97,8 +97,7 @@ def factors():
     return {"rows": data.rows, "scale": scale, "weights": weights}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_factors_are_those_of_one_process(count, tmp_path):
     x, _, _ = surface(Gaussian)
     graph = NeighborGraph(x, 8)

@@ -285,7 +285,7 @@ def test_a_process_in_no_group_has_the_densities_and_draws_of_plain_rows(case, m
     check_same(scored(case, True), scored(case, False), 1e-6)
 
 
-@pytest.mark.parametrize("case", slow_except("sites of counts", cases=SCORED))
+@pytest.mark.parametrize("case", slow_except("sites of counts", "svgp of counts", cases=SCORED))
 def test_densities_and_draws_of_two_processes_are_those_of_one(case, tmp_path, monkeypatch):
     monkeypatch.setattr(factored_posterior, "MOST_OPERATIONS", 0.0)  # of several processes there is no sparse factor
     expected = scored(case, False)

@@ -29,6 +29,12 @@ def test_starts_are_near_the_truth(true: Likelihood, fresh: Likelihood, name: st
     assert Tweedie().start("power", draws[:, 0], draws[:, 1:]) is None
 
 
+def test_quadrature_of_zeros_looks_where_their_probability_is_1_in_e():
+    likelihood, zero = Tweedie(0.8, 1.4).double().bind(), tensor(0.0)
+    center, _ = likelihood.focus(zero)
+    torch.testing.assert_close(likelihood(center).log_prob(zero), tensor(-1.0))
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

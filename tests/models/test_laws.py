@@ -136,6 +136,7 @@ def test_a_metric_says_which_points_are_near(name):
         points, K, metric=metric, **({"ordering": gp.graph.order} if hasattr(gp.graph, "order") else {})
     )
     assert torch.equal(gp.graph.neighbors.sort(-1).values, want.neighbors.sort(-1).values)
+    assert torch.equal(gp.graph.others(K).sort(-1).values, want.others(K).sort(-1).values)
     new = uniform(P)
     near = (new[:, None, 0] - points[:, 0]).abs().argsort(-1)[:, :3]
     assert torch.equal(gp.graph.query(new, 3).long().sort(-1).values, near.sort(-1).values)

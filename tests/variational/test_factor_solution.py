@@ -73,6 +73,16 @@ def test_signs_and_order_follow_the_convention():
     assert bool((scaled.sum(0) > 0).all())
 
 
+def test_factors_are_solved_for_at_known_loadings_once(monkeypatch):
+    """Before the first solution for loadings; later ones start from the last."""
+    gp, levels = build(Gaussian(torch.tensor(0.1, dtype=F64))), []
+    solve = type(gp.q).solve
+    monkeypatch.setattr(type(gp.q), "solve", lambda *args, **rest: levels.append(rest["level"]) or solve(*args, **rest))
+    for _ in range(2):
+        gp.solve(1)
+        assert levels == [False]
+
+
 def test_rounds_raise_the_evidence_of_labels():
     gp = build(Bernoulli())
     gp.solve(1)

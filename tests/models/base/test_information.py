@@ -103,6 +103,43 @@ def test_sandwiches_are_those_of_simulated_scores(method, find):
     assert ((found / (slices @ meat @ slices)).diagonal().log().abs() < 6 * (2 / count) ** 0.5).all()
 
 
+@pytest.mark.parametrize(("method", "find"), [(nngp.LOO, of_leave_one_out), (nngp.MLLk, of_blocks)])
+def test_sandwiches_are_those_of_dense_quadratic_forms(method, find):
+    """The objective is c - y' Q y / 2 with c and Q by plain algebra; derivatives in hyperparameters by differences."""
+    x, step = uniform(15, seed=1), 1e-3
+    gp = build(method, x, normal(15), 4, mean=lambda x: 0 * x[:, 0])
+    steps = step * torch.eye(4).double()
+
+    @torch.no_grad()
+    def objective(theta):
+        cov, constant, form = covariance(x, theta), 0.0, torch.zeros(15, 15).double()
+        for i, near in enumerate(gp.graph.others(4).long()):
+            block = torch.cat([near, torch.tensor([i])])
+            if method is nngp.MLLk:
+                inverse, share = torch.linalg.inv(cov[block][:, block]), 1 / 5
+                constant = constant - share * torch.logdet(2 * torch.pi * cov[block][:, block]) / 2
+            else:
+                root = torch.cat([-torch.linalg.solve(cov[near][:, near], cov[near, i]), torch.ones(1).double()])
+                var, share = root @ cov[block][:, block] @ root, 1.0
+                inverse, constant = torch.outer(root, root) / var, constant - (2 * torch.pi * var).log() / 2
+            form[block[:, None], block] += share * inverse
+        return constant, form
+
+    def expected(theta):
+        constant, form = objective(theta)
+        return constant - (form * covariance(x, START).detach()).sum() / 2
+
+    forms = [(objective(START + e)[1] - objective(START - e)[1]) @ covariance(x, START) / step / -4 for e in steps]
+    meat = torch.stack([torch.stack([2 * (a * b.mT).sum() for b in forms]) for a in forms]).detach()
+    bread = torch.zeros(4, 4).double()
+    for i, a in enumerate(steps):
+        for j, b in enumerate(steps):
+            ends = expected(START + a + b) - expected(START + a - b) - expected(START - a + b) + expected(START - a - b)
+            bread[i, j] = -ends / (4 * step**2)
+    slices = torch.linalg.inv(bread + 1e-4 * torch.eye(4))
+    torch.testing.assert_close(find(gp).cov, slices @ meat @ slices, rtol=1e-3, atol=1e-5)
+
+
 def test_a_sample_of_the_rows_stands_for_all(monkeypatch):
     x = uniform(400, seed=1)
     for method, find, name in (
