@@ -53,6 +53,14 @@ def test_intervals_are_ratings_with_known_cutpoints() -> None:
     torch.testing.assert_close(IntervalCensored(Gaussian(1.0), EDGES)(f).log_prob(y), ordinal(f).log_prob(y))
 
 
+def test_intervals_are_observed_at_their_middles() -> None:
+    y = torch.arange(4)
+    plain, logs = (IntervalCensored(kind(0.3), EDGES).bind().observations(y) for kind in (Gaussian, LogNormal))
+    torch.testing.assert_close(plain.obs, torch.tensor([0.5, 0.75, 2.0, 3.0]))
+    ends = EDGES.log()
+    torch.testing.assert_close(logs.obs, torch.stack([ends[0], ends[:2].mean(), ends[1:].mean(), ends[2]]))
+
+
 @pytest.mark.slow
 def test_a_fit_sees_beyond_the_limit() -> None:
     x = torch.linspace(0, 10, 300)[:, None]
