@@ -56,6 +56,14 @@ class Product(Likelihood):
         return dist.Normal(f[0] * f[1], 1.0)
 
 
+def test_marginals_check_values_as_they_are_told() -> None:
+    arguments, y = (Laplace().bind(), torch.zeros(2), torch.ones(2)), torch.zeros(3)
+    with pytest.raises(ValueError, match="not broadcastable"):
+        Marginal(*arguments, validate_args=True).log_prob(y)
+    with pytest.raises(RuntimeError, match="broadcast a dimension of length 2"):
+        Marginal(*arguments, validate_args=False).log_prob(y)
+
+
 def test_a_conditional_is_all_that_a_user_writes() -> None:
     likelihood = Laplace()
     loc, var, y = tensor(0.3), tensor(0.5), tensor(1.0)

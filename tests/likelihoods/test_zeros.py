@@ -109,3 +109,14 @@ def test_other_likelihoods_are_refused(wrapper: type[Likelihood]) -> None:
         TypeError, match=rf"{wrapper.__name__}: expected counts to be NegativeBinomial or Poisson.*Gamma"
     ):
         wrapper(Gamma())  # type: ignore[arg-type]
+
+
+def test_zeros_are_observed_with_more_noise_than_the_counts_alone_have():
+    y = tensor(0.0, 2.0, 5.0, 0.0)
+    trials, each = torch.full_like(y, 5.0), (Binomial(), ZeroInflated(Binomial(), 0.3))
+    counted, found = (part.bind().for_rows(trials=trials).observations(y) for part in each)
+    assert torch.equal(found.obs, counted.obs)
+    ratio = found.noise / counted.noise
+    assert ratio[0] == ratio[3] > 1
+    assert (ratio[1:3] == 1).all()
+    assert ZeroInflated(Poisson(), 0.3).bind().observations(y) is None

@@ -107,7 +107,7 @@ def test_intervals_of_correlations_stay_until_the_method_changes():
     assert not torch.equal(gp.correlations(progress=False).lower, found.lower)
 
 
-def test_missing_outputs_and_gaussian_noise():
+def test_missing_outputs_and_gaussian_noise(capsys):
     torch.manual_seed(2)
     x = uniform(40)
     f = torch.sin(6 * x[:, 0])
@@ -117,5 +117,6 @@ def test_missing_outputs_and_gaussian_noise():
     gp.solve()
     found = gp.correlations(progress=False)
     assert float(found.upper[0, 1]) < -0.9
+    assert capsys.readouterr().err == ""
     with pytest.raises(TypeError, match=r"LMC.correlations: expected progress to be True or False, got int"):
         gp.correlations(progress=1)

@@ -14,7 +14,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
 from pyro_nngp.models import NPVI, SVGP, VNNGP
 from pyro_nngp.variational import MeanField
-from pyro_nngp.variational.natural_gradient import natural_gradient
+from pyro_nngp.variational.natural_gradient import floored, natural_gradient
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 F64 = torch.float64
@@ -227,3 +227,19 @@ def test_steps_halve_where_they_move_farther_or_lower_the_bound_and_grow_by_half
     assert natural_gradient(likelihood, y, start, solve, len(steps), 1e-12)[::2] == (len(steps), True)
     assert lengths == pytest.approx([length for *_, length in steps], rel=1e-6)
     assert restored == [precision]
+
+
+def test_precisions_of_sites_have_a_floor_in_units_of_the_variances():
+    var = torch.tensor([0.5, 2.0, 2.0, 8.0], dtype=F64)
+    curvature = torch.tensor([[-1.0, 3e-6, 5.0, 4.0], [-1.0, -2.0, -3.0, 0.0], [-1.0, 0.0, 4e-9, 0.0]], dtype=F64)
+    want = torch.tensor([[2e-5, 5e-6, 5.0, 4.0], [2e-5, 5e-6, 5e-6, 1.25e-6], [1e-12, 1e-12, 4e-9, 1e-12]], dtype=F64)
+    torch.testing.assert_close(floored(curvature, var.expand(3, 4)), want, rtol=1e-12, atol=0)
+
+
+def test_no_step_leaves_q_and_warns_of_nothing():
+    x = torch.rand(30, 2, dtype=F64)
+    gp = VNNGP(x, torch.poisson(x.sum(-1).exp()), Matern52(2), Poisson(), num_neighbors=5, guide=MeanField())
+    before = {name: value.clone() for name, value in gp.q.state_dict().items()}
+    gp.solve(0)
+    for name, value in gp.q.state_dict().items():
+        assert torch.equal(value, before[name]), name
