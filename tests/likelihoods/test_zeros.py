@@ -120,3 +120,12 @@ def test_zeros_are_observed_with_more_noise_than_the_counts_alone_have():
     assert ratio[0] == ratio[3] > 1
     assert (ratio[1:3] == 1).all()
     assert ZeroInflated(Poisson(), 0.3).bind().observations(y) is None
+
+
+def test_the_gate_starts_at_the_share_of_zeros_that_counts_do_not_explain():
+    """Of eight rows five are zero, where counts of mean one are with probability 1 / e."""
+    y, near = tensor(0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 3.0), torch.ones(8, 4, dtype=torch.float64)
+    near[:, 0] = 0.0  # zeros among neighbors do not count
+    chance = math.exp(-1)
+    start = ZeroInflated(Poisson()).start("gate", y, near)
+    torch.testing.assert_close(start, tensor((5 / 8 - chance) / (1 - chance))[0])

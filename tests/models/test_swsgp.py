@@ -8,6 +8,7 @@ from builders import matern, stir, waves
 from oracles.dense import dense_covariance
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import Matern32, Periodic
@@ -321,6 +322,8 @@ def test_log_densities_of_few_rows_given_those_before_them_sum_to_the_log_eviden
     gp = build(x, y, Gaussian(0.1))
     cov = dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(20, dtype=x.dtype)
     want = MultivariateNormal(gp.mean(x).detach(), cov).log_prob(y)
-    assert 20 * gp.log_density(torch.arange(20)).item() == pytest.approx(want.item(), rel=1e-6)
+    for entries in (10**6, 60):  # in one block, and in several
+        with block_limit(entries):
+            assert 20 * gp.log_density(torch.arange(20)).item() == pytest.approx(want.item(), rel=1e-6)
     for likelihood, settings in ((Gaussian(0.1), {"weights": torch.ones_like(y)}), (Poisson(), {}), (Bernoulli(), {})):
         assert build(x, (y > 0).to(y), likelihood, **settings).log_density(torch.arange(20)) is None
