@@ -80,10 +80,11 @@ class LMC(Method):
     Args:
         x: sites (N, D): the union of the sites of all outputs, see :func:`pyro_nngp.data.union_of_sites`.
         y: targets (N, T). NaN are missing values in any pattern, such as outputs at other sites.
-        kernels: one kernel, which all latent functions share; or one for each of them; or L for L kernels of Matern52
-            with one lengthscale per column. None is one Matern52 for all: with a kernel for each function there is
-            little in the data that tells the functions apart, and predictions are worse more often than better
-            (``benchmarks/results/several_outputs.md``). If `mixing` is a function, None is one for each. Unset
+        kernels: one kernel, which all latent functions share; or one for each of them; or L for L kernels with one
+            lengthscale per column. None is one for all: with a kernel for each function there is little in the data
+            that tells the functions apart, and predictions are worse more often than better
+            (``benchmarks/results/several_outputs.md``). If `mixing` is a function, None is one for each. They are
+            Matern of a learned smoothness, for labels, below 100 rows and with factor loadings Matern52. Unset
             hyperparameters start from the data (:mod:`pyro_nngp.starts.outputs`).
         likelihood: one for each output, such as ``[Poisson(), Gaussian()]``, or one, of which each output gets a copy;
             None is Gaussian.
@@ -148,10 +149,11 @@ class LMC(Method):
         check_inputs("LMC", "x", x)
         loadings = Mixing("LMC", mixing, y.shape[1])
         num_latents = loadings.num_latents(kernels) if num_latents is None else num_latents
-        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, loadings.varies)
+        likelihoods = output_likelihoods("LMC", likelihood, y.shape[1])
+        functions, count = output_kernels("LMC", x, likelihoods, kernels, num_latents, loadings)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
-        parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
+        parts = PerOutput(*likelihoods)
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
         for each in functions:

@@ -10,36 +10,47 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp._kinds import check_callable
 from pyro_nngp.hyperparameters import release
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import Kernel, Matern52
 from pyro_nngp.kernels.binding import check_kernels
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 from pyro_nngp.loadings import FactorLoadings
+from pyro_nngp.models.base.arguments import default_kernel
 
 
 def output_kernels(
-    where: str, x: Any, num_outputs: int, kernels: Any, num_latents: int | None, by_function: bool
+    where: str,
+    x: Any,
+    likelihoods: Sequence[Likelihood],
+    kernels: Any,
+    num_latents: int | None,
+    mixing: "Mixing",
 ) -> tuple[list[nn.Module], int]:
     """Kernels, one for each latent function or one for all, and the number of functions.
 
     Args:
         where: name of the caller, for messages.
         x: inputs (N, D).
-        num_outputs: T.
+        likelihoods: T, one for each output.
         kernels: as :class:`~pyro_nngp.models.LMC` takes them.
         num_latents: L where all share one kernel.
-        by_function: whether None is a kernel for each latent function, rather than one for all.
+        mixing: loadings. If they vary, None is a kernel for each latent function, rather than one for all.
     """
+    num_outputs = len(likelihoods)
+
+    def usual() -> Kernel:
+        return Matern52(x.shape[1]) if mixing.factors is not None else default_kernel(x, *likelihoods)
+
     if num_latents is not None:
         _check_count(where, "num_latents", num_latents, len(x) * num_outputs)
-    if kernels is None and not by_function:
-        kernels = Matern52(x.shape[1])
+    if kernels is None and not mixing.varies:
+        kernels = usual()
     if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
         release(kernels)
         return [kernels], num_outputs if num_latents is None else num_latents
     if kernels is None or isinstance(kernels, int):
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
         _check_count(where, "kernels", count, len(x) * num_outputs)
-        kernels = [Matern52(x.shape[1]) for _ in range(count)]
+        kernels = [usual() for _ in range(count)]
     kernels = check_kernels(where, list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
     if num_latents not in (None, len(kernels)):
         cure = "It is for one kernel that all latent functions share."

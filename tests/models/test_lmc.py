@@ -17,7 +17,7 @@ from torch import nn
 
 import pyro_nngp as nngp
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
-from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.kernels import RBF, Matern, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, PerOutput, Poisson, StudentT
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.loadings import FactorLoadings
@@ -640,3 +640,25 @@ def test_covariances_of_the_outputs_at_a_site():
     want = MIXING @ torch.diag(torch.tensor([1.0, 1.5], dtype=F64)) @ MIXING.mT
     torch.testing.assert_close(gp.output_covariance().detach(), want)
     torch.testing.assert_close(gp.output_covariance(gp.x[:2]).detach(), want.expand(2, T, T))
+
+
+@pytest.mark.parametrize(
+    ("count", "likelihood", "mixing", "kind"),
+    [
+        (100, None, None, Matern),
+        (99, None, None, Matern52),
+        (100, [Gaussian(), Bernoulli()], None, Matern52),
+        (100, Poisson(), None, Matern),
+        (100, None, FactorLoadings(2, 1), Matern52),
+    ],
+)
+def test_the_smoothness_is_learned_where_outputs_tell_it(count, likelihood, mixing, kind):
+    x = torch.rand(count, 2, dtype=F64)
+    y = torch.stack([x[:, 0], x[:, 1]], 1).round()
+    gp = LMC(x, y, likelihood=likelihood, mixing=mixing, num_neighbors=3)
+    assert [type(each) for each in gp.kernel] == [kind]
+
+
+def test_a_number_of_kernels_has_the_usual_ones():
+    x = torch.rand(100, 2, dtype=F64)
+    assert [type(each) for each in LMC(x, x.cos(), 3, num_neighbors=3).kernel] == [Matern] * 3

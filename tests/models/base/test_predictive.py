@@ -427,7 +427,9 @@ def with_gradients(case):
     """A method whose predictions depend on all of its parameters, and targets at new points."""
     if case == "CoregionalizedLOO":
         y = torch.stack([Y, Y.cos(), Y - X[:, 0]], 1)
-        return CoregionalizedLOO(X, y, [Matern32(2), Matern32(2)], num_neighbors=5), torch.zeros(P, 3, dtype=F64)
+        return CoregionalizedLOO(X, y, [Matern32(2, 1.2, 0.4), Matern32(2, 0.8, 0.7)], num_neighbors=5), torch.zeros(
+            P, 3, dtype=F64
+        )
     likelihood, make = {"Gaussian": (Gaussian, lambda f: f)}.get(case) or next(
         pair for pair in AUGMENTED if type(pair[0]()).__name__ == case
     )
