@@ -5,6 +5,7 @@ Cost: that of the checks, some predictions of at most 2,000 rows.
 
 from typing import Any
 
+from pyro_nngp.inference.svi.correlation_check import check_correlation
 from pyro_nngp.inference.svi.dispersion_check import check_augmentation, check_dispersion
 from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
@@ -30,6 +31,7 @@ def check_trained(method: Any, result: FitResult, is_first: bool) -> None:
         check_outcome(method, result)
         check_family(method, result)
         check_tails(method)
+        check_correlation(method, result)
         check_trend(method)
         check_dispersion(method)
         check_augmentation(method)
