@@ -7,11 +7,12 @@ drawn from the program anew for each data set: intervals of an exact posterior t
 
 ``coverage``: 95 % intervals of SGHMC with an AutoNNGP guide that is not trained, four chains; of intercept + f the
 share over all points. ``nuts``: the ratios of posterior standard deviations to those of QuickNUTS with the same guide,
-and distances of means in these. ``response``: SGHMC with control variates on ``Vecchia.model``, starting from ``fit``.
-Seconds are of the processor, one thread.
+and distances of means in these. ``noise``: the noise that the data of ``coverage`` drew, in standard errors of its
+standard deviation, beside the errors of the posterior means in the rows. ``response``: SGHMC with control variates on
+``Vecchia.model``, starting from ``fit``. Seconds are of the processor, one thread.
 
-Usage: python benchmarks/accuracy/sgmcmc.py [coverage|nuts|response ...] [--points 10000] [--batch 2000] [--seeds 0 1]
-    [--rows FILE.csv]
+Usage: python benchmarks/accuracy/sgmcmc.py [coverage|nuts|noise|response ...] [--points 10000] [--batch 2000]
+    [--seeds 0 1] [--rows FILE.csv]
 """
 
 import argparse
@@ -150,6 +151,20 @@ def beside_nuts(args):
                 save(args, "nuts", kind, seed, name, rhat, size, seconds, numbers)
 
 
+def drawn_noise(args):
+    """Root mean squares of errors in standard deviations: of drawn from true noise, and of means from both."""
+    rows = {row["seed"]: row for row in read(args.rows) if (row["part"], row["name"]) == ("coverage", "noise")}
+    errors = []
+    for seed, row in rows.items():
+        problem = Problem("Gaussian", int(row["N"]), int(seed))
+        truth, drawn = float(problem.truth["noise"]), float((problem.y - problem.truth[PREDICTOR]).double().std())
+        mean, sd = float(row["mean"]), float(row["sd"])
+        of_sample = (drawn / truth - 1) * (2 * len(problem.y)) ** 0.5
+        errors.append((of_sample, (mean - truth) / sd, (mean - drawn) / sd))
+    sizes = [statistics.fmean(error**2 for error in column) ** 0.5 for column in zip(*errors, strict=True)]
+    print("drawn {:.2f} from the truth; posterior means {:.2f} from the truth, {:.2f} from drawn".format(*sizes))
+
+
 def response(args):
     """Vecchia's response model at points of one density, whatever N."""
     for seed in args.seeds:
@@ -204,7 +219,7 @@ def save(args, part, kind, seed, name, rhat, size, seconds, numbers):
 
 def main():
     parser = argparse.ArgumentParser()
-    parts = {"coverage": coverage, "nuts": beside_nuts, "response": response}
+    parts = {"coverage": coverage, "nuts": beside_nuts, "noise": drawn_noise, "response": response}
     parser.add_argument("parts", nargs="*", default=["coverage"])
     parser.add_argument("--points", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=2_000)

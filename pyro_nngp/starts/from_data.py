@@ -15,10 +15,10 @@ with it.
    a grid of common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior
    (standard deviation 1.5) around step 2 for hyperparameters that the points do not determine. The factors of
    lengthscales are powers of 1/4 down to the distance of neighboring points: a daily cycle in a year of hours leaves no
-   slope at longer ones. Two to six lengthscales are also tried each alone at 1/16, 1/128 and 1/1024, as for a season
-   that all places share. Neighbors are searched again once, in the metric of the kernel after the grid. At first some
-   of them come from metrics that stress one column each, so that a kernel of space and time has neighbors at the same
-   place and at the same time, whatever the units.
+   slope at longer ones. Two to six lengthscales are also tried each alone at 1/16, 1/128 and 1/1024, down to the
+   distance of neighboring values of the column, as for a season that all places share. Neighbors are searched again
+   once, in the metric of the kernel after the grid. At first some of them come from metrics that stress one column
+   each, so that a kernel of space and time has neighbors at the same place and at the same time, whatever the units.
 
 Neighbors that do not share an f make data look overdispersed. So 4 and 16 times the size or concentration that
 neighbors alone suggest are tried too, and taken if the leave-one-out density of the data gains .01 nats.

@@ -84,6 +84,11 @@ def place_scales(kernel: Any, slots: Sequence[Slot], x: Tensor, obs: Tensor | No
     _place_variances(kernel, {(id(part), name) for part, name in slots}, variance, x[:512])
 
 
+def inputs_of(kernel: Any, part: Any, x: Tensor) -> Tensor:
+    """The inputs that a part of a kernel sees."""
+    return dict(_inputs_of_parts(kernel, x)).get(id(part), x)
+
+
 def _inputs_of_parts(kernel: Any, x: Tensor) -> Iterator[tuple[int, Tensor]]:
     """The inputs that each part of a kernel sees, by the identity of the part."""
     yield id(kernel), x

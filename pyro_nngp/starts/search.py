@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.distributions import transform_to
 
 from pyro_nngp._indexing import repeats
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels import KernelMetric
+from pyro_nngp.kernels import KernelMetric, Stationary
 from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.neighbors import nearest
-from pyro_nngp.starts.scales import Slot, place_scales
+from pyro_nngp.starts.scales import Slot, inputs_of, place_scales
 
 _NEIGHBORS = 16
 _SPARSE, _FROM_EACH = (4096, 1024, 256), 8  # first points of the pool, and neighbors from each of them
@@ -83,7 +83,10 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
 
     with torch.enable_grad():
         near, move = _neighbors(problem, stressed=True), torch.zeros_like(center)
-        trials = _trials(is_length, _spacing(problem), problem.learn_noise)
+        columns = torch.cat(
+            [_column_spacings(problem, i) for i in moving] + [center.new_ones(int(problem.learn_noise))]
+        )
+        trials = _trials(is_length, _spacing(problem), columns, problem.learn_noise)
         origin = min(trials, key=lambda trial: _safely(partial(value, trial), move, near))
         for last in (False, True):
             move = _descend(partial(value, origin), move, near)
@@ -93,8 +96,17 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
     return level.exp() if problem.learn_noise else noise
 
 
-def _trials(is_length: Bool[Tensor, " h"], spacing: float, learn_noise: bool) -> list[Tensor]:
-    """Logarithms of the factors of the grid, the noise last."""
+def _trials(
+    is_length: Bool[Tensor, " h"], spacing: float, columns: Float[Tensor, " h"], learn_noise: bool
+) -> list[Tensor]:
+    """Logarithms of the factors of the grid, the noise last.
+
+    Args:
+        is_length: which hyperparameters are lengthscales.
+        spacing: distance of neighboring points in lengthscales.
+        columns: of each lengthscale the distance of neighboring values of its column.
+        learn_noise: whether the noise is among the hyperparameters.
+    """
     lengths = is_length.double()
 
     def noisy(shift: Tensor, share: float) -> Tensor:
@@ -110,7 +122,7 @@ def _trials(is_length: Bool[Tensor, " h"], spacing: float, learn_noise: bool) ->
     trials = [each for j in range(count) for each in with_noises(-j * math.log(_STEP) * lengths, _NOISES)]
     if 1 < int(lengths.sum()) <= _MOST_STRESSED:
         for factor in _SHORT:
-            for one in torch.diag(lengths)[is_length]:
+            for one in torch.diag(lengths)[is_length & (factor >= columns)]:
                 trials += with_noises(math.log(factor) * one, _SHORT_NOISES)
     return trials
 
@@ -123,6 +135,19 @@ def _spacing(problem: Problem) -> float:
     distance = (space[near] - space[problem.rows]).norm(dim=-1)
     distance = distance[distance > 0]
     return float(distance.median()) if len(distance) else 1.0
+
+
+@torch.no_grad()
+def _column_spacings(problem: Problem, number: int) -> Float[Tensor, " n"]:
+    """Median distances of neighboring values of the columns of a lengthscale, in lengthscales; 0 where not known."""
+    slot = problem.slots[number]
+    value = slot.part.__dict__[slot.name].flatten()
+    if slot.name != "lengthscale" or not isinstance(slot.part, Stationary):
+        return torch.zeros_like(value)
+    x = inputs_of(problem.kernel, slot.part, problem.x)
+    values = [torch.unique(x[:, d]) for d in slot.part.active_dims or range(slot.part.input_dim)]
+    spacings = torch.stack([v.diff().median() if len(v) > 1 else v.new_tensor(math.inf) for v in values])
+    return (spacings.min() if slot.part.isotropic else spacings) / value
 
 
 def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
