@@ -26,6 +26,7 @@ from torch.distributions.transforms import ReshapeTransform
 
 from pyro_nngp._checks import check_int, check_memory, check_number, check_positive, fail, undefined
 from pyro_nngp._kinds import check_sequence
+from pyro_nngp._wrappers import base_distribution
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.linalg import cholesky, half_solve
@@ -334,7 +335,9 @@ class LinearMean(BasisMean):
     @property
     def is_normal(self) -> bool:
         """Whether the coefficients have normal priors."""
-        return self._given_prior and all(isinstance(_base(prior), dist.Normal) for prior in self._pyro_samples.values())
+        return self._given_prior and all(
+            isinstance(base_distribution(prior), dist.Normal) for prior in self._pyro_samples.values()
+        )
 
     @property
     def own_shape(self) -> tuple[int, ...]:
@@ -348,7 +351,7 @@ class LinearMean(BasisMean):
 
     def prior_moments(self) -> tuple[Float[Tensor, " pL"], Float[Tensor, " pL"]]:
         """Prior means and precisions of the coefficients, flattened."""
-        bases = [_base(self._pyro_samples[name]) for name in ("value", "slope")]
+        bases = [base_distribution(self._pyro_samples[name]) for name in ("value", "slope")]
         locs, scales = (torch.cat([getattr(base, name).reshape(-1) for base in bases]) for name in ("loc", "scale"))
         return locs.to(self.posterior_loc), scales.to(self.posterior_loc).pow(-2)
 
@@ -450,13 +453,6 @@ def _waves(periods: Any) -> tuple[tuple[int, float], ...]:
             check_positive("LinearMean", "periods", period, _PERIODS)
             waves.append((int(column), float(period)))
     return tuple(waves)
-
-
-def _base(prior: Any) -> Any:
-    """The distribution inside independent dimensions and expansions."""
-    while hasattr(prior, "base_dist"):
-        prior = prior.base_dist
-    return prior
 
 
 def _in_shape(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from builders import scalar
 from pyro import poutine
 from pyro.nn import PyroSample
 
+from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
@@ -68,6 +69,18 @@ def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
     torch.testing.assert_close(trace.nodes["_RETURN"]["value"], value + (x - x.mean(0)) @ slope)
     with pytest.raises(TypeError, match=r"LinearMean: expected prior to be a Pyro distribution of a number, got 2.0"):
         LinearMean(2, prior=2.0)
+
+
+def test_coefficients_with_a_prior_on_a_half_line_are_not_taken_for_normal():
+    """A log-normal distribution is a normal one behind a transform: coefficients stay positive, and are sampled."""
+    x = torch.rand(60, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean = LinearMean(1, prior=dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))
+    gp = Vecchia(x, 2 + 3 * x[:, 0], mean=mean, num_neighbors=5)
+    assert not mean.is_normal
+    assert not mean.has_posterior
+    fit(gp, 3, lr=1e-2, progress=False)
+    sites = poutine.trace(gp.guide).get_trace().nodes
+    assert bool((sites["mean.slope"]["value"] > 0).all())
 
 
 def test_a_slope_that_is_learned_counts_beside_a_level_with_a_prior():
