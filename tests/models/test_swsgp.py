@@ -14,7 +14,7 @@ from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import Matern32, Periodic
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
-from pyro_nngp.models import SVGP, SWSGP
+from pyro_nngp.models import SVGP, SWSGP, VNNGP
 from pyro_nngp.variational import FullRank, LocalGaussian, MeanField
 
 F64 = torch.float64
@@ -38,6 +38,12 @@ def test_q_starts_at_what_the_nearest_data_say(guide):
         torch.testing.assert_close(q.variance[j], joint[0, 0] - w @ joint[1:, 0], rtol=1e-4, atol=1e-5)
     assert not SWSGP(x, y, cov, Gaussian(0.04), guide=guide(scale=0.1), **options).q.distribution().mean.any()
     assert not SWSGP(x, (y > 0).double(), cov, Bernoulli(), inducing=z).q.distribution().mean.any()
+
+
+@pytest.mark.parametrize(("method", "learns"), [(SVGP, True), (SWSGP, True), (VNNGP, False)])
+def test_inducing_points_are_learned_where_nothing_is_said_but_by_nearest_neighbors(method, learns):
+    gp = method(*waves(N), inducing=M)
+    assert ("z_unconstrained" in dict(gp.named_parameters())) == learns
 
 
 def test_a_start_in_the_data_spares_steps():
