@@ -26,7 +26,7 @@ def problem(noise):
     return x, y, torch.randn(3, 2, generator=generator, dtype=F64)
 
 
-def method(noise, shared=False, varying=False):
+def method(noise, shared=False, varying=False, mean=None):
     x, y, mixing = problem(noise)
     kernels = [Matern32(2, variance=1.0, lengthscale=scale).double() for scale in (0.3, 0.6)]
     loading = torch.nn.Linear(2, 6, dtype=F64)
@@ -39,6 +39,7 @@ def method(noise, shared=False, varying=False):
         num_latents=2 if shared else None,
         num_neighbors=K,
         mixing=by_place if varying else mixing,
+        mean=mean,
     )
 
 
@@ -68,7 +69,9 @@ def dense_log_evidence(gp):
 
 
 @pytest.mark.parametrize("noise", [0.01, 1.0])
-@pytest.mark.parametrize("settings", [{}, {"shared": True}, {"varying": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shared": True}, {"varying": True}, {"mean": torch.nn.Linear(2, 3, dtype=F64)}]
+)
 def test_loss_and_gradients_are_those_of_the_sparse_priors(noise, settings):
     gp = method(noise, **settings)
     gp.solve()

@@ -9,7 +9,7 @@ from pyro_nngp.loadings import FactorLoadings
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC
 from pyro_nngp.variational import factor_solution
-from pyro_nngp.variational.factor_solution import FactorSolution
+from pyro_nngp.variational.factor_solution import FactorSolution, find_intervals
 
 N, T, F = 25, 4, 2
 
@@ -61,6 +61,17 @@ def test_gaussian_data_the_gradient_of_the_dense_evidence_is_zero_at_the_optimum
     assert in_coefficients.abs().max() < 0.3
     (off,) = torch.autograd.grad(log_joint(gp, parts[0] + 0.1, parts[1].detach(), basis), parts[:1])
     assert off.abs().max() > 5
+
+
+def test_intervals_leave_rotations_out_where_factors_share_a_kernel():
+    found = []
+    for kernels in (matern(0.4, 1.0), [matern(0.4, 1.0), matern(0.4, 1.0)]):
+        gp = build(Gaussian(torch.tensor(0.1, dtype=F64)), kernels=kernels)
+        gp.solve()
+        find_intervals(gp.q, gp.posterior(gp.bound()), gp.mixing)
+        along = (gp.mixing.mode @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=F64)).flatten()
+        found.append(float((along / along.norm() @ gp.mixing.tril.to(F64)).norm()))
+    assert found[0] < 0.2 * found[1]
 
 
 def test_signs_and_order_follow_the_convention():
