@@ -21,11 +21,11 @@ from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
-from pyro_nngp.kernels.metric import column_scale
-from pyro_nngp.neighbors import nearest
+from pyro_nngp.kernels.metric import column_scale, stressed
+from pyro_nngp.starts.search import nearest_rows
 
 _ROWS, _POOL, _LEAST = 256, 2**16, 100
-_STRESS, _MOST_STRESSED = 4096.0, 6  # of one of few columns
+_STRESS = 4096.0  # of one of few columns
 _LIMIT, _CLIP = 0.75, 3.0  # correlation, and robust standard deviations of a residual
 
 
@@ -44,10 +44,7 @@ def correlations_of_residuals(method: Any) -> list[float]:
     pool = some_rows(method.x, _POOL)
     x, y = method.x[pool].double(), method.y[pool].double()
     places, rows = x / column_scale(x), torch.arange(min(_ROWS, len(pool)), device=x.device)
-    stresses = [torch.ones_like(places[0])]
-    if 1 < x.shape[1] <= _MOST_STRESSED:
-        stresses += list(1 + (_STRESS - 1) * torch.eye(x.shape[1]).to(places))
-    near = [nearest((places * s)[rows], places * s, 1, rows, progress=False)[:, 0] for s in stresses]
+    near = [nearest_rows(at, rows, 1)[:, 0] for at in (places, *stressed(places, _STRESS))]
     needed, at = torch.unique(torch.cat([rows, *near]), return_inverse=True)
     residual = y[needed] - method(method.x[pool[needed]])[0].double()
     residual = residual - residual.median()

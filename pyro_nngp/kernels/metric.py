@@ -31,6 +31,7 @@ from pyro_nngp.kernels.radial import on_circles
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
 
+MOST_STRESSED = 6  # columns that are stressed one by one
 _MOST = 4  # feature spaces of single products
 _SEEN: "weakref.WeakSet[Kernel]" = weakref.WeakSet()  # kernels that have been checked
 
@@ -132,6 +133,14 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     scale, plain = (high - low) / 1.349, x.std(0, correction=0)
     scale = torch.where(scale > plain / 10, scale, plain)
     return torch.where(scale > 0, scale, 1.0)
+
+
+def stressed(places: Float[Tensor, "N D"], factor: float) -> list[Float[Tensor, "N D"]]:
+    """Places in which one of two to six columns counts `factor` times, for each; none for other numbers of columns."""
+    columns = places.shape[1]
+    if not 1 < columns <= MOST_STRESSED:
+        return []
+    return [places * scale for scale in 1 + (factor - 1) * torch.eye(columns).to(places)]
 
 
 def warn_of_unset_lengthscale(where: str, kernel: Any, x: Float[Tensor, "N D"]) -> None:

@@ -17,14 +17,14 @@ from pyro_nngp._indexing import repeats
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import KernelMetric, Stationary
 from pyro_nngp.kernels.binding import bind_double
-from pyro_nngp.kernels.metric import column_scale
+from pyro_nngp.kernels.metric import MOST_STRESSED, column_scale, stressed
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.neighbors import nearest
 from pyro_nngp.starts.scales import Slot, inputs_of, place_scales
 
 _NEIGHBORS = 16
 _SPARSE, _FROM_EACH = (4096, 1024, 256), 8  # first points of the pool, and neighbors from each of them
-_STRESSED, _STRESSES, _MOST_STRESSED = 2, (16.0, 4096.0), 6  # neighbors in metrics that stress one of few columns
+_STRESSED, _STRESSES = 2, (16.0, 4096.0)  # neighbors in metrics that stress one of few columns
 _STEP, _LEAST, _MOST = 4.0, 3, 8  # ratio of common factors of all lengthscales, and their number
 _NOISES = 0.01, 0.1, 0.5
 _SHORT, _SHORT_NOISES = (1 / 16, 1 / 128, 1 / 1024), (0.1, 0.5)  # of one lengthscale alone, as for a season
@@ -82,7 +82,7 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
         return len(problem.rows) * _leave_one_out(latents, level, near) + penalty
 
     with torch.enable_grad():
-        near, move = _neighbors(problem, stressed=True), torch.zeros_like(center)
+        near, move = _neighbors(problem, is_first=True), torch.zeros_like(center)
         columns = torch.cat(
             [_column_spacings(problem, i) for i in moving] + [center.new_ones(int(problem.learn_noise))]
         )
@@ -91,7 +91,7 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
         for last in (False, True):
             move = _descend(partial(value, origin), move, near)
             if not last:
-                near = _neighbors(problem, stressed=False)
+                near = _neighbors(problem, is_first=False)
     level = (center + origin + _BOUND * (move / _BOUND).tanh())[-1]
     return level.exp() if problem.learn_noise else noise
 
@@ -120,7 +120,7 @@ def _trials(
     fitting = math.floor(-math.log(spacing) / math.log(_STEP)) + 1 if spacing < 1 else 1
     count = min(max(_LEAST, fitting), _MOST) if bool(is_length.any()) else 1
     trials = [each for j in range(count) for each in with_noises(-j * math.log(_STEP) * lengths, _NOISES)]
-    if 1 < int(lengths.sum()) <= _MOST_STRESSED:
+    if 1 < int(lengths.sum()) <= MOST_STRESSED:
         for factor in _SHORT:
             for one in torch.diag(lengths)[is_length & (factor >= columns)]:
                 trials += with_noises(math.log(factor) * one, _SHORT_NOISES)
@@ -206,13 +206,13 @@ def _moments(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) -> tuple
 @torch.no_grad()
 def leave_one_out_moments(problem: Problem, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Means and variances of f, less its mean function, at the rows, given the observations of their neighbors."""
-    return _moments(problem, noise, _neighbors(problem, stressed=False))
+    return _moments(problem, noise, _neighbors(problem, is_first=False))
 
 
-def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
+def _neighbors(problem: Problem, is_first: bool) -> Int[Tensor, "B K"]:
     """Neighbors in the kernel's metric, some from ever fewer points of the pool: near ones alone do not tell its range.
 
-    With `stressed` also some in metrics that stress one column.
+    At first also some in metrics that stress one column.
     """
     with torch.no_grad():
         x, rows = problem.x, problem.rows
@@ -221,12 +221,9 @@ def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
         for count in (each for each in _SPARSE if 2 * each <= len(x)):
             itself = rows.masked_fill(rows >= count, -1)
             neighbors += [nearest(f[rows], f[:count], _FROM_EACH, itself, progress=False) for f in spaces]
-        columns = x.shape[1]
-        if stressed and 1 < columns <= _MOST_STRESSED:
-            places = x / column_scale(x)
+        if is_first:
             for stress in _STRESSES:
-                for scale in 1 + (stress - 1) * torch.eye(columns).to(places):
-                    neighbors.append(nearest_rows(places * scale, rows, _STRESSED))
+                neighbors += [nearest_rows(at, rows, _STRESSED) for at in stressed(x / column_scale(x), stress)]
         near = torch.cat(neighbors, -1).sort(-1).values
         return near.masked_fill(repeats(near), -1)
 
