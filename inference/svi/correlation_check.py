@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
-from pyro_nngp.inference.svi.neighbor_check import some_rows
+from pyro_nngp.inference.svi.neighbor_check import moments_at, some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.kernels.metric import column_scale, stressed
 from pyro_nngp.starts.search import nearest_rows
@@ -46,7 +46,7 @@ def correlations_of_residuals(method: Any) -> list[float]:
     places, rows = x / column_scale(x), torch.arange(min(_ROWS, len(pool)), device=x.device)
     near = [nearest_rows(at, rows, 1)[:, 0] for at in (places, *stressed(places, _STRESS))]
     needed, at = torch.unique(torch.cat([rows, *near]), return_inverse=True)
-    residual = y[needed] - method(method.x[pool[needed]])[0].double()
+    residual = y[needed] - moments_at(method, method.x[pool[needed]])[0].double()
     residual = residual - residual.median()
     most = _CLIP * 1.4826 * residual.abs().median()
     own, *others = residual.clamp(-most, most)[at].split(len(rows))

@@ -11,7 +11,6 @@ the same 200 points show it. They are near zero too where y has no structure at 
 Cost: 200 predictions from 8 K neighbors, about 0.05 s for K = 32.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -41,9 +40,7 @@ def neighbor_disagreement(method: Any) -> float | None:
         fail.
     """
     graph = graph_of(method)
-    if graph is None or shard_of(method) is not None:
-        return None
-    if "num_neighbors" not in inspect.signature(type(method).forward).parameters:
+    if graph is None or shard_of(method) is not None or not offers(method, Bounded):
         return None
     few, most = graph.num_neighbors, graph.num_points - 1
     if most < 2 * few:
@@ -51,12 +48,18 @@ def neighbor_disagreement(method: Any) -> float | None:
     rows = some_rows(graph.x, _POINTS)
     places = (graph.x[rows] + graph.x[graph.others(1, rows)[:, 0]]) / 2
     try:
-        loc, var = method(places, num_neighbors=few)
+        loc, var = moments_at(method, places, few)
         with quiet_nuggets():  # the user did not ask for that many neighbors
-            more, _ = method(places, num_neighbors=min(_FACTOR * few, most))
+            more, _ = moments_at(method, places, min(_FACTOR * few, most))
     except NotPositiveDefiniteError:
         return None
     return float(((loc - more).square() / var.clamp(min=torch.finfo(var.dtype).tiny)).mean().sqrt())
+
+
+def moments_at(method: Bounded, x: Float[Tensor, "P D"], num_neighbors: int | None = None) -> tuple[Tensor, Tensor]:
+    """Means and variances of f at some points, (*L, P), without the warnings of a user's predictions."""
+    posterior = method.posterior(method.bound())
+    return posterior.moments(x, posterior.neighbors(x, num_neighbors))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionE
 from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
-pytestmark = pytest.mark.filterwarnings("ignore:SWSGP. intervals of f from Poisson data")
+pytestmark = pytest.mark.filterwarnings("ignore:(SWSGP|VNNGP). intervals of f from Poisson data")
 
 N = 200
 FEW = {"num_neighbors": 8}

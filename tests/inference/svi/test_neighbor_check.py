@@ -9,8 +9,9 @@ from training import bumps, vecchia
 from pyro_nngp.inference import ConvergenceWarning, fit
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, neighbor_disagreement
 from pyro_nngp.kernels import Matern12, Matern52
-from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import SVGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.variational import MeanField
 
 
 def rough(kernel):
@@ -31,6 +32,14 @@ def test_neighbors_that_are_too_few_are_found_out():
     x, y = bumps(60)
     assert neighbor_disagreement(SVGP(x, y, Matern52(2), Gaussian(), inducing=5)) is None
     assert neighbor_disagreement(Vecchia(x, y, Matern12(2), Gaussian(), num_neighbors=40)) is None
+
+
+def test_checks_do_not_warn_as_predictions_do():
+    x, y = bumps(60)
+    gp = VNNGP(x, (y > 0).double(), likelihood=Poisson(), num_neighbors=4, guide=MeanField())
+    fit(gp, 2, progress=False)
+    with pytest.warns(UserWarning, match="intervals of f from Poisson data"):
+        gp(x[:2])
 
 
 def at_lengthscale(method, lengthscale, **options):
