@@ -15,7 +15,7 @@ from torch.distributions import transform_to
 
 from pyro_nngp._indexing import repeats
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels import KernelMetric, Stationary
+from pyro_nngp.kernels import Kernel, KernelMetric, Stationary
 from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.kernels.metric import MOST_STRESSED, column_scale, stressed
 from pyro_nngp.linalg import NotPositiveDefiniteError
@@ -142,7 +142,8 @@ def _column_spacings(problem: Problem, number: int) -> Float[Tensor, " n"]:
     """Median distances of neighboring values of the columns of a lengthscale, in lengthscales; 0 where not known."""
     slot = problem.slots[number]
     value = slot.part.__dict__[slot.name].flatten()
-    if slot.name != "lengthscale" or not isinstance(slot.part, Stationary):
+    is_known = isinstance(problem.kernel, Kernel) and isinstance(slot.part, Stationary)
+    if slot.name != "lengthscale" or not is_known:
         return torch.zeros_like(value)
     x = inputs_of(problem.kernel, slot.part, problem.x)
     values = [torch.unique(x[:, d]) for d in slot.part.active_dims or range(slot.part.input_dim)]

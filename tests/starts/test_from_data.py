@@ -166,7 +166,6 @@ def test_odd_columns(field):
     assert score(gp, odd[N:], y[N:])[0] > 0.8
 
 
-@pytest.mark.slow
 def test_a_callable_and_a_deep_kernel(field):
     x, _, y = field
     plain = Matern32(2, lengthscale=0.3).double().requires_grad_(False)
