@@ -69,7 +69,7 @@ def check_tensor(where: str, arg: str, value: Any) -> None:
         fail(where, arg, "to be a torch.Tensor", type(value).__name__, cure, TypeError)
     if value.layout != torch.strided:
         fail(where, arg, "to be a dense tensor", value.layout, "Call .to_dense() on it.", TypeError)
-    if value.is_meta and type(value) is Tensor:
+    if value.is_meta and type(value) is Tensor and not is_batchedtensor(value):
         fail(where, arg, "to have values", "a meta tensor", "Move it with .to_empty() and fill it.", TypeError)
     if value.is_complex() or value.dtype in (torch.float16, torch.bfloat16):
         cure = "Call .float() or .double() on it."
@@ -185,7 +185,7 @@ def check_device(where: str, device: Any) -> None:
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:
     """Raise `ValueError` if a floating-point tensor holds NaN or infinity."""
-    if value.is_meta and type(value) is Tensor:
+    if value.is_meta and type(value) is Tensor and not is_batchedtensor(value):
         fail(where, arg, "to hold values", "a meta tensor", "Put it on a device that has memory.")
     finite = torch.isfinite(value)
     if not finite.all():

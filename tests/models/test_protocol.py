@@ -409,6 +409,8 @@ def test_few_rows_are_few_inducing_points(method):
 
 @pytest.mark.gpu
 def test_methods_move_to_the_gpu(name):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     gp, x_new = build(name), data()[0][:P] + 0.01
     there = build(name).to("cuda")
     for got, expected in zip(there(x_new.cuda()), gp(x_new), strict=True):

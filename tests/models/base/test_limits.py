@@ -16,7 +16,7 @@ X, VALUES = data()
 LIMITS = torch.where(torch.arange(60) % 3 == 0, 0.6, torch.where(torch.arange(60) % 3 == 1, 0.2, -torch.inf)).double()
 Y = torch.maximum(VALUES, LIMITS)
 NEW = X[:5] + 0.01
-SLOW = [name for name in METHODS if name not in ("VNNGP", "SVGP", "LOO", "Vecchia", "MLLk")]
+SLOW = [name for name in METHODS if name not in ("VNNGP", "SVGP", "LOO", "Vecchia", "MLLk", "Vecchia-inducing")]
 
 
 def kernel():
@@ -34,6 +34,7 @@ def build(name, y, likelihood, **by_row):
     return gp
 
 
+@pytest.mark.filterwarnings("ignore:(VNNGP|SWSGP). intervals of f from Censored data")
 @pytest.mark.parametrize("name", ["VNNGP", "SVGP", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_one_limit_for_all_rows_is_a_number(name):
     y, limits = Y.clamp(min=0.5), torch.full((60,), 0.5, dtype=F64)
