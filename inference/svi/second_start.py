@@ -4,7 +4,7 @@ The likelihood of a few hundred rows under much noise has several maxima: f may 
 distances between points, noise may be absent, or f may be all but constant over the data. The first start is the best
 of a grid of predictions from few neighbors (:mod:`pyro_nngp.starts.from_data`), and can lie on the wrong side. So a run
 that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or of a quarter
-after a run that ended beyond the data, and half of the variance of the residuals each for f and for noise. The
+after a run that ended with all points alike, and half of the variance of the residuals each for f and for noise. The
 parameters with the smaller loss over all rows are kept, unless they are exact at most rows and wrong at some
 (:mod:`pyro_nngp.inference.svi.residual_check`): where targets follow from the inputs, as on bike, leave-one-out
 densities grow without bound (NLL 92 after a second run that gained 3,600 nats, -2.1 after the first). Where the two are
@@ -32,7 +32,7 @@ from pyro_nngp.kernels.metric import column_scale
 
 _ROWS, _POINTS = 2000, 256
 _NOISE, _SIGNAL, _TREND = 0.3, 1e-3, 0.9  # correlations of neighbors, noise over variance, correlations of any points
-_WEAK = 0.01  # variance of f over variance of noise
+_WEAK, _STRONG = 0.01, 10.0  # variance of f, and its part within the data, over variance of noise
 _SMOOTHNESS, _NAT = 1.5, 1.0
 _KINDS = {
     "noise": "f is noise that neighbors do not share",
@@ -74,9 +74,10 @@ def kind_of(method: Any) -> str | None:
     correlation = nearest_correlation(method)
     if variance < _WEAK * noise or (correlation is not None and correlation < _NOISE):
         return "noise"
-    if float(bound.covariance(x, x).mean()) > _TREND * variance:
+    shared = float(bound.covariance(x, x).mean())  # what all points have in common
+    if shared > _TREND * variance and variance - shared < _STRONG * noise:
         return "trend"
-    return "signal" if noise < _SIGNAL * variance else "middle"
+    return "signal" if noise < _SIGNAL * (variance - shared) else "middle"
 
 
 @torch.no_grad()

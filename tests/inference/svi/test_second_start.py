@@ -46,6 +46,8 @@ def set_values(gp, lengthscale, variance, noise):
         ((0.3, 1e-3, 1.0), "noise"),
         ((0.3, 1.0, 1e-5), "signal"),
         ((30.0, 1.0, 0.1), "trend"),
+        ((30.0, 3000.0, 0.01), "middle"),  # smooth, but of some hundred times the noise
+        ((30.0, 3000.0, 1e-4), "signal"),
         ((0.3, 1.0, 0.1), "middle"),
     ],
 )
