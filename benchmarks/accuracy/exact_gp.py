@@ -33,9 +33,9 @@ from pyro_nngp.models import Vecchia
 from pyro_nngp.neighbors import NeighborGraph
 
 
-def problem(name, points):
+def problem(name, points, seed=0):
     """Inputs and targets for training and test in units of their standard deviations, in float64."""
-    (x, y), (x_test, y_test) = split(TASKS[name], most=points)
+    (x, y), (x_test, y_test) = split(TASKS[name], seed, most=points)
     inputs, targets = Standardizer(x.double()), Standardizer(y.double())
     parts = inputs.transform(x.double()), targets.transform(y.double())
     return *parts, inputs.transform(x_test.double()), targets.transform(y_test.double())
