@@ -142,8 +142,7 @@ def _column_spacings(problem: Problem, number: int) -> Float[Tensor, " n"]:
     """Median distances of neighboring values of the columns of a lengthscale, in lengthscales; 0 where not known."""
     slot = problem.slots[number]
     value = slot.part.__dict__[slot.name].flatten()
-    is_known = isinstance(problem.kernel, Kernel) and isinstance(slot.part, Stationary)
-    if slot.name != "lengthscale" or not is_known:
+    if slot.name != "lengthscale" or not isinstance(slot.part, Stationary) or not isinstance(problem.kernel, Kernel):
         return torch.zeros_like(value)
     x = inputs_of(problem.kernel, slot.part, problem.x)
     values = [torch.unique(x[:, d]) for d in slot.part.active_dims or range(slot.part.input_dim)]
