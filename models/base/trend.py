@@ -19,10 +19,10 @@ Cost: O(K^3) for each of these points.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
@@ -32,10 +32,12 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import cholesky, half_solve
 from pyro_nngp.linalg.neighbor_products import combined
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 from pyro_nngp.means import BasisMean
 from pyro_nngp.rows import Rows
 
-_POINTS = 4096
+POINTS = 4096
+"""Points that determine the coefficients of a mean without prior."""
 
 
 def can_solve_mean(method: Any) -> bool:
@@ -67,11 +69,11 @@ def solve_mean(method: Any) -> None:
         expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior, or with a normal one"
         fail(where, "model", expectation, type(mean).__name__, cure)
     posterior = method.posterior(method.bound())
-    condition_coefficients(mean, *normal_equations(posterior, None if mean.has_posterior else _POINTS))
+    condition_coefficients(mean, *normal_equations(posterior, None if mean.has_posterior else POINTS))
 
 
 def normal_equations(
-    posterior: Any, most: int | None = _POINTS
+    posterior: Any, most: int | None = POINTS
 ) -> tuple[Float[Tensor, "*L p p"], Float[Tensor, "*L p"]]:
     """The likelihood of the coefficients of the mean: precision and linear term, as a normal density.
 
@@ -98,6 +100,40 @@ def basis_and_features(basis: Callable[[Tensor], Tensor] | None, low_rank: Any) 
     return lambda inputs: torch.cat([basis(inputs[:, :dim]), low_rank.features_of(inputs)], -1)
 
 
+class Conditionals(NamedTuple):
+    """Observations given preceding ones, of some rows which these precede.
+
+    Attributes:
+        factor: weights and variances, in float64.
+        data: the rows and others.
+        places: the rows among these.
+        x: inputs of the rows.
+        obs: observations of f at the rows.
+    """
+
+    factor: VecchiaFactor
+    data: Rows
+    places: Int[Tensor, " n"]
+    x: Float[Tensor, "n D"]
+    obs: Float[Tensor, "*L n"]
+
+
+def conditionals(posterior: Any, most: int | None = None) -> Conditionals:
+    """Observations given preceding ones at the first points of the ordering.
+
+    Args:
+        posterior: of a method that integrates f out, at given hyperparameters.
+        most: number of points; None is all.
+    """
+    bound, rows, graph = posterior.bound, posterior.rows, posterior.graph
+    part = rows.preceding(graph, rows.num_rows if most is None else min(most, rows.num_rows), graph.metric)
+    places, near = part.places, part.graph
+    obs, noise = posterior.on(part).observations(places)
+    x = bound.inputs(part.rows.x[places])
+    w, var = graph_conditional(bound.residual, x, x, near, noise, bound.jitter)
+    return Conditionals(VecchiaFactor(w.double(), (var + noise).double(), near), part.rows, places, x, obs)
+
+
 def whitened_rows(
     posterior: Any, columns: Callable[[Tensor], Tensor], known: Callable[[Rows], Any], most: int | None = None
 ) -> tuple[Float[Tensor, "*#L n p"], Float[Tensor, "*L n"]]:
@@ -109,19 +145,13 @@ def whitened_rows(
         known: what to subtract from the observations, with a row per datum of some rows; None is nothing.
         most: number of points; None is all.
     """
-    bound, rows, graph = posterior.bound, posterior.rows, posterior.graph
-    part = rows.preceding(graph, rows.num_rows if most is None else min(most, rows.num_rows), graph.metric)
-    places, near = part.places, part.graph
-    data, (obs, noise) = part.rows, posterior.on(part).observations(places)
+    factor, data, places, x, obs = conditionals(posterior, most)
     subtracted = known(data)
     if subtracted is not None:
         obs = obs - subtracted[places].movedim(0, -1)
-    x = bound.inputs(data.x[places])
-    w, var = graph_conditional(bound.residual, x, x, near, noise, bound.jitter)
-    scale = (var + noise).double().rsqrt()
-    basis, w = columns(x).double(), w.double()
-    a = (basis - _combined(w, basis, near)) * scale[..., None]
-    return a, (obs - (w * obs[..., near.clamp(min=0)]).sum(-1)).double() * scale
+    basis, w, near = columns(x).double(), factor.w, factor.neighbors
+    a = (basis - _combined(w, basis, near)) * factor.var.rsqrt()[..., None]
+    return a, factor.whiten(obs.double())
 
 
 def _combined(w: Tensor, table: Tensor, near: Tensor) -> Tensor:

@@ -77,9 +77,7 @@ class Fuzzer:
             self.outcomes["no factor"] += 1
             return None
         except (ValueError, TypeError, IndexError) as error:
-            if (
-                ": expected " not in str(error) and type(error).__name__ != "TypeCheckError"
-            ):  # of tests
+            if ": expected " not in str(error) and type(error).__name__ != "TypeCheckError":  # of tests
                 raise AssertionError(f"not an error of the package: {error!r}") from error
             self.outcomes["refused"] += 1
             return None
