@@ -350,14 +350,13 @@ class SampledLayers(Posterior):
             h = h @ layer.skip + draws(layer, h).mT
         return self.bound.mean(x_new) + draws(last, h)
 
-    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, InducingLeaveOneOut]:
-        """The rows, and the solver of the first draw, whose solution is the start at the next."""
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Int[Tensor, " I"]:
         self._refuse_neighbors(num_neighbors, ".loo")
-        return rows, InducingLeaveOneOut()
+        return rows
 
-    def leave_one_out(self, others: tuple[Tensor, InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
+    def leave_one_out(self, others: Int[Tensor, " I"]) -> Float[Tensor, "*T I"]:
         """One layer integrates the inducing values out; drawn values of several layers make the data independent."""
-        (rows, solver), (*hidden, last), bound = others, self.layers, self.bound
+        rows, (*hidden, last), bound = others, self.layers, self.bound
         if last.nu is None:
             fail(f"{bound.where}.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
         if hidden:
@@ -371,7 +370,7 @@ class SampledLayers(Posterior):
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             eye = torch.eye(len(last.z)).to(x)
-            return solver(likelihood, y, mean, blocks, eye, cov.diag(x), self.objective == "fitc")
+            return InducingLeaveOneOut()(likelihood, y, mean, blocks, eye, cov.diag(x), self.objective == "fitc")
 
         return self.densities(rows, moments)
 
@@ -385,7 +384,7 @@ class SampledLayers(Posterior):
         return (m + len(x_new)) ** 2 if near is None else m * (m + self.num_draws * len(near[0]))
 
     def loo_entries(self, others: Any) -> int | None:
-        """Entries of the weights of all data; data that are not Gaussian take steps from the last solution."""
+        """Entries of the weights of all data; data that are not Gaussian take steps, which look at values."""
         if len(self.layers) == 1 and not self.bound.likelihood.is_gaussian:
             return None
         return self._num_inducing * (self._num_inducing + self.num_draws * self.rows.num_data)

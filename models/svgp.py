@@ -368,10 +368,9 @@ class GivenInducing(Posterior):
     def _metric(self) -> Any:
         return neighbor_metric(self.bound.kernel, self.rows.x) if self.metric is None else self.metric
 
-    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, InducingLeaveOneOut]:
-        """The rows, and the solver of the first draw, whose solution is the start at the next."""
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Int[Tensor, " I"]:
         self._refuse_neighbors(num_neighbors, ".loo")
-        return rows, InducingLeaveOneOut(self.rows.total)
+        return rows
 
     # Values.
 
@@ -417,16 +416,16 @@ class GivenInducing(Posterior):
             left_open = prior.sample(nu.shape[:-1])
         return bound.mean(x_new) + (nu @ a.mT + left_open).to(x_new)
 
-    def leave_one_out(self, others: tuple[Tensor, InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
+    def leave_one_out(self, others: Int[Tensor, " I"]) -> Float[Tensor, "*T I"]:
         """Densities from the posterior of nu at these hyperparameters, whatever q(nu) is; O(N M^2 + M^3) per step."""
-        rows, solver = others
+        solve = InducingLeaveOneOut(self.rows.total)
         eye, prior_var = torch.eye(len(self.z)).to(self.rows.x), self.bound.covariance.diag(self.rows.x)
         fitc = self.fitc or self.draw is not None
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-            return solver(likelihood, y, mean, self.blocks, eye, prior_var, fitc)
+            return solve(likelihood, y, mean, self.blocks, eye, prior_var, fitc)
 
-        return self.densities(rows, moments)
+        return self.densities(others, moments)
 
     def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
         """Entries of the covariances of inducing and new points; joint draws by neighbors are made one by one."""

@@ -435,29 +435,27 @@ class NearestInducing(Posterior):
 
     # Leave one out.
 
-    def others(
-        self, rows: Int[Tensor, " I"], num_neighbors: int | None
-    ) -> tuple[Tensor, Int[Tensor, "N H"], InducingLeaveOneOut]:
-        """The rows, the nearest inducing points of all data, and the solver, whose solution is the next start."""
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Int[Tensor, "N H"]]:
+        """The rows, and the nearest inducing points of all data."""
         self._refuse_neighbors(num_neighbors, ".loo")
         if len(self.z) > LARGEST_FULL:
             expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
             fail("SWSGP.loo", "M", expectation, len(self.z), cure)
         near = self.neighbors(self.rows.x, None) if self.data_neighbors is None else self.data_neighbors
-        return rows, near, InducingLeaveOneOut(self.rows.total)
+        return rows, near
 
-    def leave_one_out(self, others: tuple[Tensor, Int[Tensor, "N H"], InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
+    def leave_one_out(self, others: tuple[Tensor, Int[Tensor, "N H"]]) -> Float[Tensor, "*T I"]:
         r"""Densities from the q(u) with full covariance that maximizes the bound at these hyperparameters.
 
         The averaged local divergences amount to a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`,
         which does not change when a datum is left out; O(N (M^2 + H^3) + M^3) per step.
         """
-        (rows, near, solver), x = others, self.rows.x
+        (rows, near), x, solve = others, self.rows.x, InducingLeaveOneOut(self.rows.total)
         a, var = self.given_u(x, near)
         blocks, prior = scattered(a, near, var, len(self.z)), self._average_precision(near)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-            return solver(likelihood, y, mean, blocks, prior, self.bound.covariance.diag(x), False)
+            return solve(likelihood, y, mean, blocks, prior, self.bound.covariance.diag(x), False)
 
         return self.densities(rows, moments)
 

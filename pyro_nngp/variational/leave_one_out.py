@@ -22,6 +22,7 @@ for Gaussian latent variable models", JMLR.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -146,18 +147,15 @@ class LatentLeaveOneOut:
         return self._others.complete(values) if isinstance(self._others, Near) else values
 
 
+@dataclass(frozen=True)
 class InducingLeaveOneOut:
     """Leave-one-out moments of f given by values at inducing points.
-
-    Each call starts at the previous solution.
 
     Args:
         total: as of :func:`~pyro_nngp.variational.natural_gradient.natural_gradient`; the data are then local rows.
     """
 
-    def __init__(self, total: Total = whole) -> None:
-        self._total = total
-        self._start: Moments | None = None
+    total: Total = whole
 
     def __call__(
         self,
@@ -189,15 +187,15 @@ class InducingLeaveOneOut:
         if isinstance(seen, Gaussian):
             target, variance = gaussian_observations(seen, y, None, mean.dtype)
             precision = 1 / variance.expand(mean.shape)
-            loc, spread, _ = _projected(blocks, prior, target - mean, precision, self._total)
+            loc, spread, _ = _projected(blocks, prior, target - mean, precision, self.total)
             loc, var = without_site(mean + loc, spread, target, precision)
             return loc, var + noise
 
         def state(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
-            loc, spread, divergence = _projected(blocks, prior, target - mean, precision, self._total)
+            loc, spread, divergence = _projected(blocks, prior, target - mean, precision, self.total)
             return mean + loc, spread + added, float(divergence)
 
-        sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
+        sites = mean, 1 / prior_var.expand(mean.shape)
         last = start = state(*sites)
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -206,10 +204,10 @@ class InducingLeaveOneOut:
             return last
 
         natural = sites[0] * sites[1], sites[1]
-        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural, self._total)
+        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural, self.total)
         _warn(steps < MAX_STEPS and improved, moved)
         loc, var, _ = last if improved else start
-        target, precision = self._start = gaussian_sites(seen, y, loc, var, total=self._total)
+        target, precision = gaussian_sites(seen, y, loc, var, total=self.total)
         loc, var, _ = state(target, precision)
         loc, var = without_site(loc, var - added, target, precision)
         return loc, var + noise

@@ -286,6 +286,16 @@ def test_draws_and_rows(problem, method, options):
         torch.testing.assert_close(alone.loo(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("method", "options"), [(SVGP, {}), (SWSGP, {"num_neighbors": 8})])
+def test_densities_of_a_draw_do_not_depend_on_the_draws_before_it(problem, method, options):
+    x, y = problem[0][:60], problem[1][Bernoulli][:60]
+    k = Matern32(2, lengthscale=scalar(0.3))
+    k.variance = PyroSample(dist.LogNormal(scalar(0.0), 0.5))
+    by_draw = method(x, y, k, Bernoulli(), inducing=12, **options).loo_by_draw(from_guide=True)
+    first, *_, again = (by_draw({"kernel.variance": scalar(value)}) for value in (0.5, 3.0, 0.5))
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+
+
 @pytest.mark.slow
 def test_inverse_densities_are_the_weights_that_leave_a_datum_out(problem):
     x, y = problem[0][:20], problem[1][Gaussian][:20]
