@@ -135,6 +135,7 @@ class BSGP(Method):
     noise: Any  # of the hidden layers, where draws are fixed
     _hyperparameters = ("layers",)
     _latents = ("nu", "z")
+    _default_kernel = staticmethod(lambda x, likelihood: None)  # each layer has one
 
     @from_tables
     def __init__(
@@ -227,9 +228,6 @@ class BSGP(Method):
         loc, var = (_draws_first(program, stacked_sets(list(each), batch)) for each in zip(*moments, strict=True))
         y_given_u = OBJECTIVES[self.objective](program.likelihood(), loc, var)  # l_n: FITC (eq. 4), VFE (eq. 3)
         return program.sample_y(program.likelihood(), y_given_u)
-
-    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> None:
-        """No kernel: each layer has one."""
 
     def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "SampledLayers":
         """f given the inducing values of a posterior draw, which are among the hyperparameters."""

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributed import ShardedData
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky
+from pyro_nngp.models.base.arguments import smooth_kernel
 from pyro_nngp.models.base.information import Information, of_blocks
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.program import Program
@@ -66,6 +66,8 @@ class MLLk(ResponseMethod):
     Gaussian processes", NeurIPS.
     """
 
+    _default_kernel = staticmethod(smooth_kernel)  # blocks are factorized without compiled code
+
     @from_tables
     def __init__(
         self,
@@ -88,9 +90,6 @@ class MLLk(ResponseMethod):
         self._start(solves_coefficients=True)
         k = first_neighbors("MLLk", num_neighbors, x)
         self.graph = NearestOthers(x, k, seed=seed, metric=self._neighbor_metric())
-
-    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
-        return Matern52(x.shape[1])  # blocks are factorized without compiled code
 
     def _distribute(self, data: ShardedData, choose: bool) -> None:
         super()._distribute(data, choose=False)  # K is not chosen

@@ -43,14 +43,14 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
-from pyro_nngp.kernels import Matern52, neighbor_metric
+from pyro_nngp.kernels import neighbor_metric
 from pyro_nngp.kernels.binding import bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.likelihoods.convolved import convolved
 from pyro_nngp.linalg import cholesky, half_solve, reverse_cholesky
 from pyro_nngp.models.base import Draw, Method, Posterior, Program
-from pyro_nngp.models.base.arguments import check_family
+from pyro_nngp.models.base.arguments import check_family, smooth_kernel
 from pyro_nngp.models.base.draws import drawn_values
 from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.neighbors import NeighborGraph
@@ -119,6 +119,7 @@ class SVGP(Method):
 
     q: DenseGaussian
     _points = ("z",)
+    _default_kernel = staticmethod(smooth_kernel)
     _distribute = distribute
 
     @from_tables
@@ -156,9 +157,6 @@ class SVGP(Method):
         diagonal = isinstance(guide, MeanField)
         self.q = DenseGaussian(self.num_inducing, self.num_latents, diagonal, guide.loc, scale, like=x)
         self._start()
-
-    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
-        return Matern52(x.shape[1])
 
     @property
     def num_inducing(self) -> int:

@@ -45,12 +45,11 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
 from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import cholesky, factor_inverse, in_blocks
 from pyro_nngp.models.base import Draw, Method, Posterior, Program
-from pyro_nngp.models.base.arguments import check_family
+from pyro_nngp.models.base.arguments import check_family, smooth_kernel
 from pyro_nngp.models.base.evidence import correlated_predecessors, has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
 from pyro_nngp.models.base.several_processes import distribute
@@ -129,6 +128,7 @@ class SWSGP(Method):
     data_neighbors: Any
     q: LocalGaussian | DenseGaussian
     _points = ("z",)
+    _default_kernel = staticmethod(smooth_kernel)
     _distribute = distribute
 
     @from_tables
@@ -191,9 +191,6 @@ class SWSGP(Method):
         w, var = graph_conditional(bound.covariance, self.z, self.x, near, noise, self.jitter)
         loc = (w * values_at(target - rows.mean(bound), near)).sum(-1)
         return dist.Normal(loc, var.sqrt().expand(loc.shape))
-
-    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
-        return Matern52(x.shape[1])
 
     @property
     def num_inducing(self) -> int:

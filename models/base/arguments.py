@@ -65,6 +65,11 @@ def default_kernel(x: Tensor, *likelihoods: Likelihood | None) -> Kernel:
     return Matern(x.shape[1]) if told and len(x) >= _FEW_ROWS else Matern52(x.shape[1])
 
 
+def smooth_kernel(x: Tensor, likelihood: Likelihood | None) -> Kernel:
+    """The kernel of methods whose kernel is :class:`~pyro_nngp.kernels.Matern52` where none is given."""
+    return Matern52(x.shape[1])
+
+
 def check_family(where: str, guide: Any, *kinds: type) -> None:
     """Raise ``TypeError`` unless `guide` is one of some families of q (:mod:`pyro_nngp.variational.families`)."""
     if not isinstance(guide, kinds):

@@ -103,6 +103,7 @@ class Method(GPModule):
     outputs: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     shard: Any = None
+    _default_kernel: Callable[..., Any] = staticmethod(default_kernel)  # of x and the likelihood, where none is given
     _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside the parts' attributes
     _targets = Targets()
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
@@ -312,10 +313,6 @@ class Method(GPModule):
     loo_by_draw = entries.loo_by_draw
 
     # Helpers of the entries.
-
-    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Any:
-        """The kernel where none is given."""
-        return default_kernel(x, likelihood)
 
     def _warn_of_intervals(self) -> None:
         """Warn if intervals of f from the guide are known to be wrong; most methods have nothing to warn of."""
