@@ -265,6 +265,13 @@ def shard_of(method: Any) -> ShardedData | None:
     return method.shard if isinstance(method, Sharded) else None
 
 
+def single_output(method: Any, least: int) -> Tensor | None:
+    """Targets of a Gaussian-process method that has all rows, and one output; None of others, or below `least` rows."""
+    is_whole = offers(method, Checked) and offers(method, Bounded) and shard_of(method) is None
+    y = method.y if is_whole else None
+    return y if isinstance(y, Tensor) and y.dim() == 1 and len(y) >= least else None
+
+
 def total_rows(method: Trainable) -> int:
     """N, on all processes."""
     shard = shard_of(method)

@@ -15,10 +15,9 @@ Cost: predictions of 256 rows and of one to seven neighbors of each, some .01 s.
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_nngp._checks import warn
-from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
+from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import moments_at, some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.kernels.metric import column_scale, stressed
@@ -36,13 +35,11 @@ def correlations_of_residuals(method: Any) -> list[float]:
     Returns:
         The correlations; none for several outputs, weights, offsets, other noise than Gaussian, and below 100 rows.
     """
-    if shard_of(method) is not None or not (offers(method, Bounded) and offers(method, Checked)):
-        return []
-    is_one = isinstance(method.y, Tensor) and method.y.dim() == 1 and method.weights is None and method.offset is None
-    if not is_one or not method.likelihood.is_gaussian or method.num_data < _LEAST:
+    y = single_output(method, _LEAST)
+    if y is None or not method.likelihood.is_gaussian or method.weights is not None or method.offset is not None:
         return []
     pool = some_rows(method.x, _POOL)
-    x, y = method.x[pool].double(), method.y[pool].double()
+    x, y = method.x[pool].double(), y[pool].double()
     places, rows = x / column_scale(x), torch.arange(min(_ROWS, len(pool)), device=x.device)
     near = [nearest_rows(at, rows, 1)[:, 0] for at in (places, *stressed(places, _STRESS))]
     needed, at = torch.unique(torch.cat([rows, *near]), return_inverse=True)

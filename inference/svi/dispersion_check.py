@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from pyro_nngp._checks import warn
-from pyro_nngp.inference.protocols import Checked, ReportsLeak, graph_of, offers, shard_of
+from pyro_nngp.inference.protocols import ReportsLeak, graph_of, offers, shard_of, single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning
 from pyro_nngp.kernels import Matern
@@ -41,14 +41,14 @@ _EXCESS = 1.17  # of information: standard deviations of f are .92 of what they 
 @torch.no_grad()
 def check_dispersion(method: Any) -> None:
     """Warn if Poisson counts without an offset vary about their neighbors far more than Poisson counts do."""
-    graph = graph_of(method) if offers(method, Checked) and shard_of(method) is None else None
-    if graph is None or not isinstance(method.likelihood, Poisson) or method.offset is not None:
+    graph, y = graph_of(method), single_output(method, _LEAST)
+    if graph is None or y is None or not isinstance(method.likelihood, Poisson) or method.offset is not None:
         return
-    if not isinstance(method.y, torch.Tensor) or method.y.dim() != 1 or not _LEAST <= len(method.y) == len(graph.x):
+    if len(y) != len(graph.x):  # inducing points
         return
     if any(float(part.smoothness) > _ROUGH for part in method.kernel.modules() if _learns_smoothness(part)):
         return
-    rows, y = some_rows(method.x, _ROWS), method.y.double()
+    rows, y = some_rows(method.x, _ROWS), y.double()
     size, gain = best_size(y[rows], y[graph.others(_NEIGHBORS, rows)])
     if gain > _GAIN:
         warn(

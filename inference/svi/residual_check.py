@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributions import Normal, StudentT
 
 from pyro_nngp._checks import warn
-from pyro_nngp.inference.protocols import Bounded, ReportsResiduals, graph_of, offers, shard_of
+from pyro_nngp.inference.protocols import ReportsResiduals, graph_of, offers, single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning
 
@@ -70,11 +70,11 @@ class Tails(NamedTuple):
 
 def tails_of(method: Any) -> Tails | None:
     """Tails of the residuals of a trained method; None where it has no Gaussian noise, or few rows."""
-    graph, y = graph_of(method), getattr(method, "y", None)
-    if graph is None or shard_of(method) is not None or not offers(method, Bounded):
+    graph = graph_of(method)
+    if graph is None or single_output(method, _LEAST) is None:
         return None
     count = min(_ROWS, _ENTRIES // graph.num_neighbors**2)
-    if not isinstance(y, Tensor) or y.dim() != 1 or min(len(y), count) < _LEAST:
+    if count < _LEAST:
         return None
     posterior: Any = method.posterior(method.bound())
     if not offers(posterior, ReportsResiduals):

@@ -24,7 +24,7 @@ import torch
 
 from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters.priors import has_unsolved_priors
-from pyro_nngp.inference.protocols import Bounded, Checked, Refreshable, Solvable, graph_of, offers, shard_of
+from pyro_nngp.inference.protocols import Refreshable, Solvable, graph_of, single_output
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, some_rows
 from pyro_nngp.inference.svi.residual_check import tails_of
 from pyro_nngp.inference.svi.result import ConvergenceWarning
@@ -58,16 +58,13 @@ class SecondStart(NamedTuple):
 @torch.no_grad()
 def kind_of(method: Any) -> str | None:
     """Kind of f by its hyperparameters: "noise", "signal", "trend", or "middle"; None without a second start."""
-    if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
+    y = single_output(method, 3)
+    if y is None or len(y) > _ROWS or graph_of(method) is None or not method.likelihood.is_gaussian:
         return None
-    y, started = method.y, method.started_hyperparameters
     has_kernel = isinstance(method.kernel, torch.nn.Module) and not isinstance(method.kernel, torch.nn.ModuleList)
-    is_one = isinstance(y, torch.Tensor) and y.dim() == 1 and 2 < len(y) <= _ROWS and has_kernel
-    if not is_one or graph_of(method) is None or has_unsolved_priors(method) or not method.likelihood.is_gaussian:
+    if not has_kernel or has_unsolved_priors(method) or bool(y.min() == y.max()):
         return None
-    if bool(y.min() == y.max()):
-        return None
-    if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(started):
+    if not {"kernel.lengthscale", "kernel.variance", "likelihood.variance"} <= set(method.started_hyperparameters):
         return None
     bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]
     variance, noise = float(bound.covariance.diag(x).mean()), float(bound.likelihood.variance.mean())

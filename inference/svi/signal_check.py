@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pyro_nngp._checks import warn
-from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
+from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning
 from pyro_nngp.variational.natural_gradient import gaussian_sites
@@ -28,12 +28,7 @@ _WEAK, _SIMPLE = 0.01, 0.05  # variance of f in units of that of one observation
 @torch.no_grad()
 def check_latent_signal(method: Any) -> None:
     """Warn if f is all but the mean function for what one datum tells of it; for one output and one function."""
-    if not (offers(method, Checked) and offers(method, Bounded)) or shard_of(method) is not None:
-        return
-    likelihood, y = method.likelihood, method.y
-    if not isinstance(y, torch.Tensor) or y.dim() != 1 or likelihood is None:
-        return
-    if likelihood.is_gaussian or likelihood.num_latents is not None:
+    if single_output(method, 1) is None or method.likelihood.is_gaussian or method.likelihood.num_latents is not None:
         return
     bound, rows = method.bound(), some_rows(method.x, _ROWS)
     if getattr(bound.mean_function, "held", ()):  # data that show nothing, of which the method warned

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import warn
-from pyro_nngp.inference.protocols import Bounded, Checked, offers, shard_of
+from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning
 from pyro_nngp.linalg import NotPositiveDefiniteError, cholesky, half_solve
@@ -54,12 +54,10 @@ def gain_of_trend(y: Float[Tensor, " n"], x: Float[Tensor, "n D"], tril: Float[T
 @torch.no_grad()
 def check_trend(method: Any) -> None:
     """Warn if data of a trained method with Gaussian noise and a constant mean have a linear trend."""
-    if shard_of(method) is not None or not (offers(method, Bounded) and offers(method, Checked)):
-        return
-    if not isinstance(method.y, Tensor) or method.y.dim() != 1 or method.weights is not None:
+    if single_output(method, _LEAST) is None or method.weights is not None or not method.likelihood.is_gaussian:
         return
     bound, rows = method.bound(), some_rows(method.y, _POINTS)
-    if not (method.likelihood.is_gaussian and isinstance(bound.mean_function, ConstantMean)) or len(rows) < _LEAST:
+    if not isinstance(bound.mean_function, ConstantMean):
         return
     x = method.x[rows]
     residual = (method.rows.targets(rows).to(x) - method.rows.mean(bound, rows)).double()
