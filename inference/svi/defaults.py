@@ -1,5 +1,6 @@
-"""Defaults of ``fit`` that depend on the method: the optimizer, and the rows of a batch."""
+"""Defaults of ``fit`` that depend on the method: the optimizer, its steps, and the rows of a batch."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from pyro.infer import ELBO
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
+from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import (
@@ -23,18 +25,60 @@ from pyro_nngp.inference.protocols import (
     Trainable,
     graph_of,
 )
-from pyro_nngp.inference.svi.cubature import coefficient_nodes
+from pyro_nngp.inference.svi.cubature import CubatureELBO, coefficient_nodes
+from pyro_nngp.inference.svi.options import Checkpoint, Recipe, Schedule
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.kernels import neighbor_metric
 
 _METRIC_PARTS = ("kernel", "hyper_guide")
 _BATCH, _LEAST_BATCH = 1024, 128
+_MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _FEW = 1000  # most parameters for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
 _NEIGHBORS = 32  # assumed of a method without a graph
 _MOST_NODES = 65  # of coefficients that are integrated over exactly, one more than coefficients
 _TRIED = 32  # rows, to check whether the guide has sites
+
+
+def completed(recipe: Recipe, method: Trainable, num_data: int, checkpoint: Checkpoint | None) -> Recipe:
+    """The recipe of a run with all choices made that the caller left open.
+
+    Raises:
+        ValueError: for settings that the optimizer does not take.
+    """
+    schedule, elbo, solving, automatic = recipe.schedule, recipe.elbo, recipe.solving, recipe.automatic
+    for_adam = [recipe.lr, schedule.local_lr, schedule.clip_norm] != [None] * 3
+    is_default = recipe.num_steps is recipe.batch_size is recipe.solve_every is None and type(elbo) is IntegratedELBO
+    profiling = is_default and recipe.optimizer != "adam" and not for_adam and profiles(method, solving)
+    optimizer = recipe.optimizer
+    if optimizer is None:
+        suits = profiling or (automatic and not for_adam and suits_lbfgs(method, solving, elbo))
+        optimizer = "lbfgs" if suits else "adam"
+    if optimizer == "lbfgs" and integrates_coefficients(method, solving, elbo):
+        elbo = CubatureELBO(method)
+    if optimizer == "lbfgs" and for_adam:
+        cure = 'Leave them out, or choose optimizer="adam".'
+        fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={recipe.lr} and {schedule}", cure)
+    if schedule.changes_milestones and (automatic or optimizer == "lbfgs"):
+        cure = "They are fractions of num_steps: pass it, for Adam."
+        fail("fit", "schedule", "without milestones of its own here", schedule, cure)
+    if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
+        fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
+    batch_size = recipe.batch_size
+    if profiling:
+        batch_size = num_data
+    elif batch_size is None:
+        batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
+    return dataclasses.replace(
+        recipe,
+        num_steps=_MOST_STEPS[optimizer] if automatic else recipe.num_steps,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        schedule=Schedule((), 1.0, schedule.local_lr, schedule.clip_norm) if automatic else schedule,
+        elbo=elbo,
+        profiling=profiling,
+    )
 
 
 def most_rows(method: Trainable, num_data: int) -> int:

@@ -34,7 +34,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -68,7 +67,7 @@ from pyro_nngp.inference.protocols import (
     offers,
     total_rows,
 )
-from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Recipe, Schedule, Validation
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
 from pyro_nngp.inference.svi.second_start import check_second_start, check_signal, with_second_start
@@ -191,8 +190,7 @@ def fit(
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     solving = can_solve if solve_every is None else solve_every > 0
 
-    trainer_of = partial(
-        Trainer,
+    recipe = Recipe(
         num_steps=num_steps,
         batch_size=batch_size,
         optimizer=optimizer,
@@ -206,6 +204,7 @@ def fit(
         device=device,
         seed=seed,
         replay=replay,
+        automatic=num_steps is None,
     )
 
     def train_first(trainer: Trainer, max_seconds: float | None, pressed: list) -> None:
@@ -216,7 +215,7 @@ def fit(
         with whole.profile.first_stage() as part:
             if part is None:
                 return
-            stage = trainer_of(part, num_data=part.num_data, validation=None, checkpoint=None)
+            stage = Trainer(part, recipe, part.num_data)
             train_first(stage, max_seconds, pressed)
             with stage.state.random, stage.state.sparse_gradients():
                 stage.resume()
@@ -224,7 +223,7 @@ def fit(
         trainer.follow(stage)
 
     def run(max_seconds: float | None, validation: Validation | None = validation) -> Trainer:
-        trainer = trainer_of(method, num_data=num_data, validation=validation, checkpoint=checkpoint)
+        trainer = Trainer(method, recipe, num_data, validation, checkpoint)
         state = trainer.state
         path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
         alone = exclusive_checkpoint("fit", path)

@@ -1,9 +1,12 @@
-"""Groups of arguments of :func:`~pyro_nngp.inference.fit`, and the checks of their values."""
+"""Groups of arguments of :func:`~pyro_nngp.inference.fit`, and the checks of their values; the choices of a run."""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from pyro.infer import ELBO
 
 from pyro_nngp._checks import check_int, check_path, check_positive, fail
 from pyro_nngp._kinds import check_flags, check_kind
@@ -104,3 +107,33 @@ class Checkpoint:
     def exists(self) -> bool:
         """Whether there is a run to resume."""
         return Path(self.path).exists()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The choices of a run, those of the caller or all (:func:`~pyro_nngp.inference.svi.defaults.completed`).
+
+    Attributes:
+        num_steps: most steps, once chosen.
+        solving: whether the run solves for parameters.
+        automatic: whether the run ends by convergence, not after a given number of steps.
+        profiling: whether each evaluation of the loss solves for them.
+
+    Others are as in :func:`~pyro_nngp.inference.fit`, checked.
+    """
+
+    num_steps: int | None
+    batch_size: int | None
+    optimizer: str | None
+    lr: float | None
+    schedule: Schedule
+    refresh_every: int | None
+    solve_every: int | None
+    solving: bool
+    elbo: ELBO
+    tolerance: float
+    device: torch.device | str | None
+    seed: int
+    replay: bool
+    automatic: bool
+    profiling: bool = False

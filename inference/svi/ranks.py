@@ -59,7 +59,7 @@ class Ranks:
         """Seed of the draws of this process."""
         return seed
 
-    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
+    def batches(self, optimizer: str | None, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         """The rows of each step (:mod:`pyro_nngp.inference.svi.batches`)."""
         return Subsample(num_data, size, seed, start) if optimizer == "lbfgs" else Minibatches(num_data, size, seed)
 
@@ -156,7 +156,7 @@ class ShardedRanks(Ranks):
     def seed(self, seed: int) -> int:
         return seed + _PRIME * self.world.rank
 
-    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
+    def batches(self, optimizer: str | None, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         if optimizer == "lbfgs":
             return LocalSubsample(Subsample(num_data, size, seed, start), self.shard)
         return LocalMinibatches(self.shard, size, self.seed(seed))

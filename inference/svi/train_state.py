@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_nngp._checks import fail
@@ -16,7 +15,7 @@ from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity
 from pyro_nngp.inference.protocols import Batched, Profiled, Program, Solvable, Trainable, shard_of, total_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
-from pyro_nngp.inference.svi.options import Schedule
+from pyro_nngp.inference.svi.options import Recipe
 from pyro_nngp.inference.svi.parameters import (
     find_parameters,
     local_modules,
@@ -42,15 +41,10 @@ class TrainState:
     """All that a step of training needs; :meth:`advance` makes one, :meth:`state` and :meth:`load` save and restore it.
 
     Args:
-        method: the method; arguments without a description are as in :func:`pyro_nngp.inference.fit`.
-        num_steps: most steps.
-        batch_size: rows per step; None is all rows.
-        optimizer: "adam" or "lbfgs".
-        lr, schedule, elbo, num_data, device, seed, replay: see above.
-        solving: whether the run solves for parameters.
-        profiling: whether each evaluation of the loss solves for them.
+        method: the method.
+        recipe: all choices of the run; runs must agree in them to continue each other or to run side by side.
+        num_data: number of rows, on all processes.
         keeps_factor: whether evaluations may depend on earlier ones, which a resumed run does not have.
-        settings: further settings in which runs must agree, to continue each other or to run side by side.
 
     Raises:
         ProcessError: unless all processes have the same settings and starting values.
@@ -59,35 +53,24 @@ class TrainState:
     def __init__(
         self,
         method: Trainable,
-        *,
-        num_steps: int,
-        batch_size: int | None,
-        optimizer: str,
-        lr: float | None,
-        schedule: Schedule,
-        elbo: ELBO,
+        recipe: Recipe,
         num_data: int,
-        solving: bool,
-        device: torch.device | str | None,
-        seed: int,
-        replay: bool,
-        profiling: bool,
         keeps_factor: bool,
-        settings: dict[str, Any],
     ) -> None:
+        num_steps, schedule, seed = cast(int, recipe.num_steps), recipe.schedule, recipe.seed
         self.method: Any = method
         self.model, self.guide = method.model, method.guide
         self.modules = modules_of(method)
-        if device is not None:
+        if recipe.device is not None:
             for module in self.modules:
-                module.to(device)
+                module.to(recipe.device)
         self.ranks = ranks_of(method)
-        self.profile: Any = cast(Profiled, method).profile if profiling else None
+        self.profile: Any = cast(Profiled, method).profile if recipe.profiling else None
         self.keeps_factor = keeps_factor
-        first = None if profiling else _FIRST_SUBSAMPLE
-        self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
+        first = None if recipe.profiling else _FIRST_SUBSAMPLE
+        self.batches: Any = self.ranks.batches(recipe.optimizer, recipe.batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
-        self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0
+        self.elbo, self.num_data, self.seed, self.step = recipe.elbo, num_data, self.ranks.seed(seed), 0
         self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
         self.num_steps = num_steps
@@ -95,27 +78,31 @@ class TrainState:
             "batch_size": self.batch_size,
             "num_data": num_data,
             "seed": seed,
-            "optimizer": optimizer,
-            "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
-            "solving": solving,
+            "optimizer": recipe.optimizer,
+            "rates": [recipe.lr, schedule.local_lr, schedule.decay, *schedule.milestones],
+            "solving": recipe.solving,
             "clip_norm": schedule.clip_norm,
-            **settings,
+            "refresh_every": recipe.refresh_every,
+            "solve_every": recipe.solve_every,
+            "tolerance": recipe.tolerance,
+            "automatic": recipe.automatic,
         }
         self.params, logarithms = find_parameters(self.modules, self._evaluate_once, seed)
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(self.seed, self.cuda_devices())
-        self.solved = {id(param) for param in cast(Solvable, method).solved_parameters()} if solving else set()
+        self.solved = {id(param) for param in cast(Solvable, method).solved_parameters()} if recipe.solving else set()
         self.ranks.check_shared(self.free_parameters())
         self.sparse: set[int] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
-        if optimizer == "lbfgs":
+        if recipe.optimizer == "lbfgs":
             self.quasi_newton = LBFGS(self.free_parameters())
         else:
             tables = local_modules(self.modules) if self.batches.size else []
             self.sparse = {id(param) for table in tables for param in table.parameters(recurse=False)}
-            self.optimizers = make_optimizers(self.free_parameters(), self.sparse, logarithms, lr, schedule.local_lr)
-        self.replay = self._make_replay() if replay and optimizer == "adam" else None
+            rates = recipe.lr, schedule.local_lr
+            self.optimizers = make_optimizers(self.free_parameters(), self.sparse, logarithms, *rates)
+        self.replay = self._make_replay() if recipe.replay and recipe.optimizer == "adam" else None
         self.replayed_from: int | None = None
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]

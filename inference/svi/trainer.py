@@ -6,32 +6,20 @@ Symbols and cost: see :mod:`pyro_nngp.inference.svi.loop`.
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import fail, warn
+from pyro_nngp._checks import warn
 from pyro_nngp._random import shuffled
-from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
-from pyro_nngp.inference.svi.cubature import CubatureELBO
-from pyro_nngp.inference.svi.defaults import (
-    alternates,
-    has_neighbors_of_graph,
-    integrates_coefficients,
-    minibatch,
-    most_rows,
-    neighbor_parameters,
-    profiles,
-    suits_lbfgs,
-)
+from pyro_nngp.inference.svi.defaults import alternates, completed, has_neighbors_of_graph, neighbor_parameters
 from pyro_nngp.inference.svi.final_checks import check_trained
 from pyro_nngp.inference.svi.lbfgs import LBFGS
-from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.options import Checkpoint, Recipe, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.saved_state import load_run, run_content
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
@@ -43,7 +31,6 @@ _MANY_ROWS = 2500  # below which L-BFGS has a smaller tolerance: .25 nats in all
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
-_MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _RUNAWAY = 0.1  # rise of the objective in a round, in nats per data point, after which the best parameters are restored
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
@@ -53,89 +40,40 @@ _MAX_STEPS_BACK = 5
 class Trainer:
     """A :class:`TrainState` and all decisions about its course.
 
-    Arguments are as in :func:`~pyro_nngp.inference.fit`, checked.
+    Args:
+        method: the method.
+        recipe: the caller's choices.
+        num_data, validation, checkpoint: as in :func:`~pyro_nngp.inference.fit`, checked.
     """
 
     def __init__(
         self,
         method: Trainable,
-        *,
-        num_steps: int | None,
-        batch_size: int | None,
-        optimizer: str | None,
-        lr: float | None,
-        schedule: Schedule,
-        refresh_every: int | None,
-        solve_every: int | None,
-        solving: bool,
-        elbo: ELBO,
+        recipe: Recipe,
         num_data: int,
-        tolerance: float,
-        validation: Validation | None,
-        checkpoint: Checkpoint | None,
-        device: torch.device | str | None,
-        seed: int,
-        replay: bool,
+        validation: Validation | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.method: Any = method
-        self.tolerance = tolerance
-        self.refresh_every, self.solve_every = refresh_every, solve_every
-        self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
-        for_adam = [lr, schedule.local_lr, schedule.clip_norm] != [None] * 3
-        is_default = num_steps is batch_size is solve_every is None and type(elbo) is IntegratedELBO
-        self.profiling = is_default and optimizer != "adam" and not for_adam and profiles(method, solving)
-        if optimizer is None:
-            suits = self.profiling or (num_steps is None and not for_adam and suits_lbfgs(method, solving, elbo))
-            optimizer = "lbfgs" if suits else "adam"
-        self.optimizer = optimizer
-        if optimizer == "lbfgs":
-            self.tolerance *= min(1.0, num_data / _MANY_ROWS)
-            if integrates_coefficients(method, solving, elbo):
-                elbo = CubatureELBO(method)
-        if optimizer == "lbfgs" and for_adam:
-            cure = 'Leave them out, or choose optimizer="adam".'
-            fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)
-        if schedule.changes_milestones and (num_steps is None or optimizer == "lbfgs"):
-            cure = "They are fractions of num_steps: pass it, for Adam."
-            fail("fit", "schedule", "without milestones of its own here", schedule, cure)
-        if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
-            fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
-        if num_steps is None:
-            schedule = Schedule((), 1.0, schedule.local_lr, schedule.clip_norm)
-        self.milestone = min(schedule.milestones, default=1.0)
-        self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
-        self.solving = solving and not self.profiling  # between steps
-        if self.profiling:
-            batch_size = num_data
-        elif batch_size is None:
-            batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
-        settings = {"refresh_every": refresh_every, "solve_every": solve_every, "tolerance": tolerance}
-        self.state = TrainState(
-            method,
-            num_steps=self.num_steps,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            lr=lr,
-            schedule=schedule,
-            elbo=elbo,
-            num_data=num_data,
-            solving=solving,
-            device=device,
-            seed=seed,
-            replay=replay,
-            profiling=self.profiling,
-            keeps_factor=checkpoint is None,
-            settings=settings | {"automatic": self.automatic},
-        )
+        self.refresh_every, self.solve_every = recipe.refresh_every, recipe.solve_every
+        self.validation, self.checkpoint, self.automatic = validation, checkpoint, recipe.automatic
+        recipe = completed(recipe, method, num_data, checkpoint)
+        self.optimizer, self.num_steps = cast(str, recipe.optimizer), cast(int, recipe.num_steps)
+        is_lbfgs = self.optimizer == "lbfgs"
+        self.tolerance = recipe.tolerance * (min(1.0, num_data / _MANY_ROWS) if is_lbfgs else 1.0)
+        self.milestone = min(recipe.schedule.milestones, default=1.0)
+        self.profiling = recipe.profiling
+        self.solving = recipe.solving and not self.profiling  # between steps
+        self.state = TrainState(method, recipe, num_data, keeps_factor=checkpoint is None)
         self.ranks = self.state.ranks
-        self.alternating = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
-        self.plateau, self.gain = Plateau(tolerance, _MISSES if self.alternating else _CUTS), math.inf
+        self.alternating = is_lbfgs and self.automatic and alternates(method, recipe.solving)
+        self.plateau, self.gain = Plateau(recipe.tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
         self.best_parameters: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
         self.rounds = Rounds()  # of L-BFGS between solutions
         self.objective = math.inf
-        scored = shuffled(num_data, seed)[:_PROBE]
+        scored = shuffled(num_data, recipe.seed)[:_PROBE]
         self.store: Any = None if checkpoint is None else self.ranks.store(checkpoint.path)
         self.num_scored, self.scored_rows = len(scored), self.ranks.local_rows(scored.to(self.state.device))
         self.metric_parameters = neighbor_parameters(method)
