@@ -139,13 +139,6 @@ class Profiled(Protocol):
 
 
 @runtime_checkable
-class MultiLatent(Protocol):
-    """A method that may have several latent functions; it takes fewer rows per batch by default."""
-
-    num_latents: int | None
-
-
-@runtime_checkable
 class Induced(Protocol):
     """A method with inducing points, its attribute ``z``, (M, D).
 
@@ -175,12 +168,17 @@ class Checked(Protocol):
 
     Attributes:
         num_data: N; on several processes the number of local rows.
+        num_latents: number of latent functions; None is one.
         started_hyperparameters: names of hyperparameters that were left unset and started from the data, and whether
             they have changed since.
     """
 
     num_data: int
+    num_latents: int | None
     started_hyperparameters: dict[str, bool]
+
+    def loo_by_draw(self, idx: Tensor | None = None, *, from_guide: bool = False) -> Callable[[Any], Tensor]:
+        """A function that maps a posterior draw to the leave-one-out log densities of the data at some rows."""
 
 
 @runtime_checkable
@@ -235,14 +233,6 @@ class ReportsResiduals(Protocol):
 
     def standardized_residuals(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Residuals of y over their standard deviations, and the parts of noise; None where noise is not Gaussian."""
-
-
-@runtime_checkable
-class ScoresDraws(Protocol):
-    """A Gaussian-process method with log densities at each posterior draw, for exports."""
-
-    def loo_by_draw(self, idx: Tensor | None = None, *, from_guide: bool = False) -> Callable[[Any], Tensor]:
-        """A function that maps a draw to the leave-one-out log densities of the data at some rows."""
 
 
 def offers(method: Any, protocol: type) -> bool:

@@ -14,7 +14,7 @@ from pyro_nngp.inference._traces import latent_values
 from pyro_nngp.inference.autoguide.transport import Transported
 from pyro_nngp.inference.mcmc.minibatch import with_all_rows
 from pyro_nngp.inference.mcmc.recorder import RECORD
-from pyro_nngp.inference.protocols import ScoresDraws, has_program, owner_of
+from pyro_nngp.inference.protocols import Checked, has_program, owner_of
 
 Statistics = dict[str, tuple[tuple[str, ...], np.ndarray]]  # names of dimensions, and an array
 Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the trace of a guide
@@ -151,4 +151,4 @@ def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | Gu
 def method_of(model: Any) -> Any:
     """The method that a model belongs to; None for other programs."""
     owner = owner_of(model)
-    return owner if isinstance(owner, ScoresDraws) else None
+    return owner if isinstance(owner, Checked) else None

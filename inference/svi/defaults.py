@@ -16,7 +16,7 @@ from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import (
     Alternating,
     Batched,
-    MultiLatent,
+    Checked,
     Profiled,
     Program,
     Refreshable,
@@ -90,7 +90,7 @@ def most_rows(method: Trainable, num_data: int) -> int:
 
 def minibatch(method: Trainable) -> int:
     """Rows of a minibatch: fewer if each has several latent functions."""
-    count = method.num_latents if isinstance(method, MultiLatent) else None
+    count = method.num_latents if isinstance(method, Checked) else None
     return max(_LEAST_BATCH, _BATCH // (count or 1))
 
 

@@ -37,11 +37,11 @@ from pyro_nngp.linalg import cholesky, half_solve, solve_triangular
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.means import BasisMean
 from pyro_nngp.neighbors import Batch, NeighborGraph
-from pyro_nngp.rows import EVERY, At, Rows
+from pyro_nngp.rows import EVERY, At
 from pyro_nngp.variational.coregionalized_evidence import ExactCoregionalizedEvidence, coregionalized_excess
 from pyro_nngp.variational.coregionalized_prior import CoregionalizedPrior
 from pyro_nngp.variational.evidence_excess import Excess, added
-from pyro_nngp.variational.family import gain_of
+from pyro_nngp.variational.family import Given, gain_of
 from pyro_nngp.variational.latent_prior import alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
@@ -52,26 +52,14 @@ _SITES = 96  # that covariances depend on, if there are so many
 
 
 @runtime_checkable
-class GivenOutputs(Protocol):
+class GivenOutputs(Given, Protocol):
     """Arguments of q(u) at each call.
 
     Attributes:
-        rows: the data.
-        graph: the points and the neighbors of their prior.
-        bound: the hyperparameters.
         parameters: what the evidence of the pseudo-observations depends on.
         mean: the mean function as a module.
         has_factors: whether the loadings are solved for as well.
     """
-
-    @property
-    def rows(self) -> Rows: ...
-
-    @property
-    def graph(self) -> NeighborGraph: ...
-
-    @property
-    def bound(self) -> Bound: ...
 
     @property
     def parameters(self) -> Sequence[Tensor]: ...

@@ -9,13 +9,11 @@ from pyro_nngp.inference.protocols import (
     Batched,
     Checked,
     Induced,
-    MultiLatent,
     Program,
     Refreshable,
     ReportsDensity,
     ReportsEvidence,
     ReportsLeak,
-    ScoresDraws,
     Sharded,
     Smooth,
     Solvable,
@@ -61,7 +59,7 @@ Y = torch.sin(6 * X[:, 0])
 def test_methods_have_the_protocols_that_fit_asks_for(make, has):
     method = make()
     assert {protocol for protocol in OPTIONAL if isinstance(method, protocol)} == has
-    assert all(isinstance(method, protocol) for protocol in (Checked, MultiLatent, ScoresDraws, Sharded))
+    assert all(isinstance(method, protocol) for protocol in (Checked, Sharded))
     assert has_program(method)
     assert owner_of(method.model) is method
     assert shard_of(method) is None
