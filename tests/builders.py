@@ -31,11 +31,11 @@ METHODS = {
 }
 RELATIVES = "NPVI-conditional", "NPVI-sites", "VNNGP-sparse", "Vecchia-inducing"  # of other METHODS
 AUGMENTED = [  # likelihoods that augmentation makes Gaussian, and targets of each for a latent function
-    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
+    (Bernoulli, lambda f: labels(f)),
     (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
     (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
     (lambda: StudentT(4.0, 0.3), lambda f: f),
-    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+    (lambda: Categorical(3), lambda f: classes(f)),
 ]
 
 
@@ -51,6 +51,21 @@ def methods():
 
 def scalar(value):
     return torch.tensor(value, dtype=F64)
+
+
+def zero(x):
+    """A mean function that is zero."""
+    return torch.zeros_like(x[:, 0])
+
+
+def labels(f):
+    """Labels of the sign of f."""
+    return (f > 0).to(f.dtype)
+
+
+def classes(f):
+    """Three classes of values of f."""
+    return torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))
 
 
 def tensor(*values):
@@ -96,10 +111,14 @@ def data(dtype=F64):
     return x, torch.sin(5 * x[:, 0]) + x[:, 1] + 0.1 * torch.randn(N, generator=generator, dtype=dtype)
 
 
+def fresh(settings):
+    """Settings with a new instance of each that is made by a function, such as a network."""
+    return {key: value() if callable(value) else value for key, value in settings.items()}
+
+
 def build(name, dtype=F64, seed=0, **hyperparameters):
     """A small instance of one of METHODS with Gaussian noise."""
-    method, settings = METHODS[name]
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    method, settings = METHODS[name][0], fresh(METHODS[name][1])
     torch.manual_seed(seed)
     x, y = data(dtype)
     kernel = Matern52(2, **{"lengthscale": 0.5, "variance": 1.0, **hyperparameters})

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import zero
 
 from pyro_nngp._tape import Tape
 from pyro_nngp.conditionals import graph_conditional
@@ -121,7 +122,7 @@ def test_so_are_those_of_several_outputs(method, noise):
     found = []
     for dtype in (torch.float32, torch.float64):
         kernels = [Matern52(2, *(torch.tensor(value).to(dtype) for value in (1.0, 0.3))) for _ in range(2)]
-        settings = {"num_neighbors": 10, "mean": flat, "mixing": mixing.to(dtype)}
+        settings = {"num_neighbors": 10, "mean": zero, "mixing": mixing.to(dtype)}
         gp = method(x.to(dtype), y.to(dtype), kernels, Gaussian(torch.tensor(noise).to(dtype)), **settings)
         if method is LMC:
             gp.solve()
@@ -140,10 +141,6 @@ def test_few_targets_are_solved_in_float64_at_once():
         exact = graph_conditional(bind(RBF(2, lengthscale=0.8).double()), x[:2].double(), points.double(), near[:2])
     torch.testing.assert_close(w, exact[0].float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(var, exact[1].float(), rtol=1e-5, atol=0)
-
-
-def flat(x):
-    return torch.zeros_like(x[:, 0])
 
 
 def rough(d, variance, lengthscale):
@@ -170,7 +167,7 @@ def test_means_of_predictions_are_those_of_float64(method, kernel, noise):
     found = []
     for dtype in (torch.float32, torch.float64):
         fixed = [torch.tensor(value).to(dtype) for value in (1.0, 0.1, noise)]
-        gp = method(x.to(dtype), y.to(dtype), kernel(2, *fixed[:2]), Gaussian(fixed[2]), num_neighbors=10, mean=flat)
+        gp = method(x.to(dtype), y.to(dtype), kernel(2, *fixed[:2]), Gaussian(fixed[2]), num_neighbors=10, mean=zero)
         if method in (VNNGP, NPVI):
             gp.solve()
         found.append(gp.predict(new.to(dtype)))

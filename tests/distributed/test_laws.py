@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import fresh
 
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.inference import Checkpoint, Schedule, fit
@@ -77,7 +78,7 @@ def build(case, sharded=True):
     """A method of the case on all rows, or on those of this process."""
     method, likelihood, options = CASES[case]
     torch.manual_seed(0)  # networks
-    options = {name: value() if callable(value) else value for name, value in options.items()}
+    options = fresh(options)
     x, y, _ = surface(Poisson if likelihood in (Poisson, NegativeBinomial) else Gaussian)
     by_row = {}
     if likelihood in (Bernoulli, Binomial):

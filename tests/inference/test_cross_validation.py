@@ -5,7 +5,7 @@ import math
 import pandas
 import pytest
 import torch
-from builders import F64, matern, scalar, uniform, waves
+from builders import F64, matern, scalar, uniform, waves, zero
 from torch.distributions import Normal
 from torch.testing import assert_close
 
@@ -16,10 +16,6 @@ from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Multinomial,
 from pyro_nngp.models import BSGP, LOO, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 
 N = 40
-
-
-def zero(x):
-    return torch.zeros_like(x[:, 0])
 
 
 def vecchia(**options):

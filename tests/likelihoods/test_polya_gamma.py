@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from builders import labels
 from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
@@ -15,10 +16,6 @@ from pyro_nngp.likelihoods import (
 )
 
 F64 = torch.float64
-
-
-def labels(f):
-    return (f > 0).to(f.dtype)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import METHODS, K, data
+from builders import METHODS, K, data, fresh
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -86,7 +86,7 @@ def built(kind, name):
     method, settings = (METHODS | MORE)[name]
     likelihood, y = DATA[kind]
     torch.manual_seed(0)
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    settings = fresh(settings)
     if method in (LMC, CoregionalizedLOO):
         settings["mixing"] = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=F64), 1.0).to_event(2))
         gp = method(X, y, [kernel(), kernel()], likelihood(), **settings)

@@ -7,7 +7,25 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import AUGMENTED, F64, METHODS, RELATIVES, K, N, P, build, data, matern, methods, stir, uniform, waves
+from builders import (
+    AUGMENTED,
+    F64,
+    METHODS,
+    RELATIVES,
+    K,
+    N,
+    P,
+    build,
+    classes,
+    data,
+    fresh,
+    labels,
+    matern,
+    methods,
+    stir,
+    uniform,
+    waves,
+)
 from oracles.problems import losses_inside_a_larger_program
 from oracles.waves import ENCODERS, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
@@ -49,8 +67,8 @@ def test_several_outputs_equal_separate_models(name):
 
     def made(y):
         torch.manual_seed(0)  # networks
-        given = {key: value() if callable(value) else value for key, value in settings.items()}
-        gp = method(x, y, matern(), Gaussian(torch.tensor(0.1, dtype=F64)), mean=lambda x: 0.3 + 0 * x[:, 0], **given)
+        mean = {"mean": lambda x: 0.3 + 0 * x[:, 0]}
+        gp = method(x, y, matern(), Gaussian(torch.tensor(0.1, dtype=F64)), **fresh(settings), **mean)
         if getattr(gp, "can_solve", False):
             gp.solve()
         return gp
@@ -94,7 +112,7 @@ NETWORKS = "NPVI-NN", "NPVI-conditional", "NPVI-sites"  # which see correlations
 def test_a_nugget_is_a_part_of_the_kernel(name):
     x, y = data()
     method, settings = METHODS.get(name, (LMC, {"num_neighbors": K}))
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    settings = fresh(settings)
     y = torch.stack([y, x[:, 0] - y], -1) if name == "LMC" else y
     if name == "LMC":
         settings |= {"num_latents": 1, "mixing": torch.tensor([[1.0], [0.5]], dtype=F64)}
@@ -128,9 +146,8 @@ def test_a_metric_says_which_points_are_near(name):
     """By the first column alone, in training, in leave-one-out densities and at new places."""
     x, y = data()
     method, settings = METHODS[name]
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
     metric = torch.tensor([1.0, 1e9], dtype=F64)
-    gp = method(x, y, matern(), Gaussian(0.05), metric=metric, **settings)
+    gp = method(x, y, matern(), Gaussian(0.05), metric=metric, **fresh(settings))
     points = gp.graph.x
     want = type(gp.graph)(
         points, K, metric=metric, **({"ordering": gp.graph.order} if hasattr(gp.graph, "order") else {})
@@ -239,14 +256,6 @@ def test_f_inside_a_larger_program(method, settings):
             call(x)
 
 
-def labels(f):
-    return (f > 0).to(f.dtype)
-
-
-def classes(f):
-    return torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))
-
-
 def as_they_are(f):
     return f
 
@@ -286,8 +295,7 @@ IN_BATCHES = [
 @pytest.mark.parametrize(("method", "likelihood", "make", "settings"), IN_BATCHES)
 def test_disjoint_batches_average_exactly_for_all_likelihoods_and_families(method, likelihood, make, settings):
     x, f = waves()
-    settings = {name: value() if callable(value) else value for name, value in settings.items()}
-    gp = stir(method(x, make(f), matern(), likelihood(), **settings))
+    gp = stir(method(x, make(f), matern(), likelihood(), **fresh(settings)))
     if hasattr(gp.q, "log_scale") and method is LOO:
         gp.q.log_scale.data.fill_(-30.0)  # no randomness left
     for elbo in (IntegratedELBO(), *([PredictiveLogLikelihood(0.3)] if "inducing" in settings else [])):

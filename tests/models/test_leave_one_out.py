@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar, zero
 from oracles.dense import dense_covariance, dense_precision
 from pyro.nn import PyroSample
 from sklearn.datasets import make_moons
@@ -28,14 +29,6 @@ DTYPE = torch.float64
 
 
 NOISE = 0.1
-
-
-def zero(x):
-    return torch.zeros(len(x), dtype=x.dtype)
-
-
-def scalar(value):
-    return torch.tensor(value, dtype=DTYPE)
 
 
 def kernel():

@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import solve_alone, surface
+from builders import scalar, solve_alone, surface
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -29,10 +29,6 @@ N, T = 24, 3
 MIXING = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, 0.9]], dtype=F64)
 NOISE = torch.tensor([0.1, 0.2, 0.3], dtype=F64)
 LEVEL = torch.tensor([0.1, -0.2, 0.3], dtype=F64)
-
-
-def scalar(value):
-    return torch.tensor(value, dtype=F64)
 
 
 def kernels():

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import METHODS, K, N, P, build, data, methods
+from builders import METHODS, K, N, P, build, data, fresh, methods
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
@@ -129,7 +129,7 @@ def test_priors_neither_use_the_random_state_nor_make_the_start_random(name):
     def with_priors(count):
         method, settings = METHODS[name]
         torch.manual_seed(0)
-        settings = {key: value() if callable(value) else value for key, value in settings.items()}
+        settings = fresh(settings)
         torch.rand(count)
         kernel, noise = Matern52(2, lengthscale=PyroSample(prior)), Gaussian(PyroSample(prior))
         state = torch.get_rng_state()
@@ -161,10 +161,9 @@ def test_priors_assigned_too_late_are_no_silent_randomness(name):
 def test_what_becomes_of_the_data_afterwards_does_not_matter(name):
     gp, x_new = build(name), data()[0][:P] + 0.01
     method, settings = METHODS[name]
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
     torch.manual_seed(0)
     x, y = data()
-    changed = method(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), seed=0, **settings)
+    changed = method(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), seed=0, **fresh(settings))
     changed.load_state_dict(gp.state_dict())
     x.add_(1.0), y.mul_(10.0)
     for got, expected in zip(changed(x_new), gp(x_new), strict=True):
@@ -269,19 +268,17 @@ def test_wrong_rows_are_refused(name, rows, message):
 )
 def test_wrong_parts_are_refused_at_construction(name, change, error, message):
     method, settings = METHODS[name]
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
     x, y = data(torch.float32)
-    parts = {"x": x, "y": y, "kernel": Matern52(2), "likelihood": Gaussian()} | settings | change
+    parts = {"x": x, "y": y, "kernel": Matern52(2), "likelihood": Gaussian()} | fresh(settings) | change
     with pytest.raises(error, match=message):
         method(**parts)
 
 
 def test_one_row_is_refused(name):
     method, settings = METHODS[name]
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
     x, y = data(torch.float32)
     with pytest.raises(ValueError, match="expected x with at least 2 rows, got 1"):
-        method(**{"x": x[:1], "y": y[:1], "kernel": Matern52(2), "likelihood": Gaussian()} | settings)
+        method(**{"x": x[:1], "y": y[:1], "kernel": Matern52(2), "likelihood": Gaussian()} | fresh(settings))
 
 
 def test_wrong_encoders_are_refused():

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import matern, stir, waves
+from builders import labels, matern, stir, waves
 from oracles.dense import dense_covariance, gaussian_kl
 from oracles.waves import loss
 from pyro.nn import PyroModule, PyroSample
@@ -42,14 +42,6 @@ def build(x, y, likelihood=None, inducing=M, **settings):
 
 def noise_of(gp):
     return gp.likelihood.variance.detach()
-
-
-def labels(f):
-    return (f > 0).to(f.dtype)
-
-
-def classes(f):
-    return torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))
 
 
 def dense_parts(gp, x_new):

@@ -5,6 +5,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro.nn import PyroSample
 
 from pyro_nngp.inference import elpd, fit, to_arviz
@@ -24,10 +25,6 @@ METHODS = {
     "Vecchia": (Vecchia, {"num_neighbors": 15}),
     "SVGP": (SVGP, {"inducing": 20, "learn_inducing": False}),
 }
-
-
-def scalar(value):
-    return torch.tensor(value, dtype=DTYPE)
 
 
 def total(result):

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro import poutine
 from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoGuideList, init_to_value
@@ -22,10 +23,6 @@ N, GROUPS = 24, 9
 NUMBER = {"dtype": torch.float64}
 
 
-def number(value):
-    return torch.tensor(value, **NUMBER)
-
-
 def points():
     x = torch.rand(N, 2, generator=torch.Generator().manual_seed(0), **NUMBER)
     return x, torch.stack([x[:, 0], torch.sin(5 * x[:, 1])], -1), torch.arange(N) % GROUPS
@@ -39,12 +36,12 @@ COUNTS = torch.arange(N, **NUMBER) % 5
 
 def mixed(y=Y, noise=0.3, lengthscale=0.4, graph=GRAPH):
     """Coefficients, group effects with a mean of their own, and a process."""
-    intercept = pyro.sample("intercept", dist.Normal(number(1.0), 3.0))
+    intercept = pyro.sample("intercept", dist.Normal(scalar(1.0), 3.0))
     slope = pyro.sample("slope", dist.MultivariateNormal(torch.zeros(2, **NUMBER), torch.eye(2, **NUMBER) + 0.5))
-    level = pyro.sample("level", dist.Normal(number(0.0), 0.5))
+    level = pyro.sample("level", dist.Normal(scalar(0.0), 0.5))
     with pyro.plate("groups", GROUPS):
         effect = pyro.sample("effect", dist.Normal(level, 0.7))
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(lengthscale)), graph))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(0.8), lengthscale=scalar(lengthscale)), graph))
     mean = intercept + (COVARIATES * slope).sum(-1) + effect[..., GROUP] + f
     with pyro.plate("points", N):
         pyro.sample("y", dist.Normal(mean, noise), obs=y)
@@ -62,8 +59,8 @@ def mixed_moments():
 
 def varying(y=Y):
     """Two processes, one of them as a coefficient, and two sets of data."""
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.5)), GRAPH))
-    g = pyro.sample("g", NNGP(Matern52(2, variance=number(0.5), lengthscale=number(0.5)), GRAPH))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.5)), GRAPH))
+    g = pyro.sample("g", NNGP(Matern52(2, variance=scalar(0.5), lengthscale=scalar(0.5)), GRAPH))
     with pyro.plate("points", N):
         pyro.sample("y", dist.Normal(f + COVARIATES[:, 0] * g, 0.3), obs=y)
         pyro.sample("z", dist.Normal(2 * g, 0.5), obs=-y)
@@ -106,9 +103,9 @@ def test_gaussian_data_have_the_exact_posterior(model, moments, data, gaussian):
 
 def hyper(y=COUNTS):
     """Counts with an unknown kernel."""
-    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
-    intercept = pyro.sample("intercept", dist.Normal(number(0.0), 2.0))
+    variance = pyro.sample("variance", dist.LogNormal(scalar(0.0), 0.5))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(-1.0), 0.5))
+    intercept = pyro.sample("intercept", dist.Normal(scalar(0.0), 2.0))
     f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), GRAPH))
     with pyro.plate("points", N):
         return pyro.sample("y", dist.Poisson((intercept + f).exp()), obs=y)
@@ -130,9 +127,9 @@ def test_importance_weights_of_counts_are_even():
 
 def unknown_scales(y=Y):
     """Two hyperparameters."""
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
-    noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(-1.0), 0.5))
+    noise = pyro.sample("noise", dist.LogNormal(scalar(-1.0), 0.5))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(0.8), lengthscale=lengthscale), GRAPH))
     with pyro.plate("points", N):
         pyro.sample("y", dist.Normal(f, noise), obs=y)
 
@@ -141,8 +138,8 @@ def unknown_scales(y=Y):
 def test_gradients_of_hyperparameters_are_those_of_the_evidence():
     def log_evidence(u):
         lengthscale, noise = u.exp()
-        cov = Matern32(2, variance=number(0.8), lengthscale=lengthscale)(X) + (0.8e-6 + noise**2) * torch.eye(N)
-        prior = dist.Normal(number(-1.0), 0.5).log_prob(u).sum()
+        cov = Matern32(2, variance=scalar(0.8), lengthscale=lengthscale)(X) + (0.8e-6 + noise**2) * torch.eye(N)
+        prior = dist.Normal(scalar(-1.0), 0.5).log_prob(u).sum()
         return torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y) + prior
 
     guide = AutoNNGP(unknown_scales)
@@ -183,7 +180,7 @@ def test_it_is_an_automatic_guide():
         assert quantiles[name].shape == (3,)
         assert quantiles[name][0] < medians[name] < quantiles[name][2]
     exact = dist.LogNormal(guide.loc.detach()[0], guide.scale.detach()[0])
-    torch.testing.assert_close(quantiles["variance"], exact.icdf(number([0.25, 0.5, 0.75])))
+    torch.testing.assert_close(quantiles["variance"], exact.icdf(scalar([0.25, 0.5, 0.75])))
     idata = to_arviz((hyper, guide), num_samples=3, progress=False)
     assert idata.posterior["f"].shape == (1, 3, N)
     state = pickle.loads(pickle.dumps(guide.state_dict()))
@@ -208,17 +205,17 @@ def test_likelihoods_of_the_package_and_float32():
 @pytest.mark.parametrize(
     "zero_inflated",
     [
-        lambda f: dist.ZeroInflatedPoisson((1 + f).exp(), gate=number(0.3)),
-        lambda f: dist.ZeroInflatedPoisson(number(3.0), gate_logits=f),
-        lambda f: dist.ZeroInflatedNegativeBinomial(number(2.0), probs=f.sigmoid(), gate_logits=number(-1.0)),
+        lambda f: dist.ZeroInflatedPoisson((1 + f).exp(), gate=scalar(0.3)),
+        lambda f: dist.ZeroInflatedPoisson(scalar(3.0), gate_logits=f),
+        lambda f: dist.ZeroInflatedNegativeBinomial(scalar(2.0), probs=f.sigmoid(), gate_logits=scalar(-1.0)),
     ],
 )
 def test_zero_inflated_counts_have_the_posterior_of_quadrature(zero_inflated):
     """Three values too far apart to be correlated, at counts of 0, 2 and 6."""
-    graph, y = NeighborGraph(1e3 * torch.arange(3, **NUMBER)[:, None], 1), number([0.0, 2.0, 6.0])
+    graph, y = NeighborGraph(1e3 * torch.arange(3, **NUMBER)[:, None], 1), scalar([0.0, 2.0, 6.0])
 
     def model():
-        f = pyro.sample("f", NNGP(Matern32(1, variance=number(0.5), lengthscale=number(1.0)), graph))
+        f = pyro.sample("f", NNGP(Matern32(1, variance=scalar(0.5), lengthscale=scalar(1.0)), graph))
         with pyro.plate("points", 3):
             pyro.sample("y", zero_inflated(f), obs=y)
 
@@ -238,11 +235,11 @@ def test_a_coefficient_of_a_process_is_a_hyperparameter():
     """Its product with the process is not linear."""
 
     def model():
-        scale = pyro.sample("scale", dist.Normal(number(1.0), 0.1))
-        spread = pyro.sample("spread", dist.Normal(number(0.0), 0.1))
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(0.4)), GRAPH))
+        scale = pyro.sample("scale", dist.Normal(scalar(1.0), 0.1))
+        spread = pyro.sample("spread", dist.Normal(scalar(0.0), 0.1))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(0.8), lengthscale=scalar(0.4)), GRAPH))
         with pyro.plate("groups", GROUPS):
-            effect = pyro.sample("effect", dist.Normal(number(0.0), spread.exp()))
+            effect = pyro.sample("effect", dist.Normal(scalar(0.0), spread.exp()))
         with pyro.plate("points", N):
             pyro.sample("y", dist.Normal(scale * f + effect[GROUP], 0.3), obs=Y)
 
@@ -256,7 +253,7 @@ def of_mean_and_scale(y, graph):
     """The mean and the log of the scale are processes, at points that are hardly correlated."""
 
     def model():
-        prior = NNGP(Matern32(1, variance=number(1.0), lengthscale=number(0.05)), graph)
+        prior = NNGP(Matern32(1, variance=scalar(1.0), lengthscale=scalar(0.05)), graph)
         f, s = pyro.sample("f", prior), pyro.sample("s", prior)
         with pyro.plate("points", len(y)):
             pyro.sample("y", dist.Normal(f, (s - 1).exp()), obs=y)
@@ -269,7 +266,7 @@ def test_a_process_in_the_log_scale_does_not_collapse():
     """The mode of the joint density has s far below its prior where f fits: the losses were 87 and infinite there."""
     pyro.set_rng_seed(2)
     graph = NeighborGraph(torch.rand(40, 1, **NUMBER), 10)
-    prior = NNGP(Matern32(1, variance=number(1.0), lengthscale=number(0.05)), graph)
+    prior = NNGP(Matern32(1, variance=scalar(1.0), lengthscale=scalar(0.05)), graph)
     f, s = prior.sample(), prior.sample()
     model = of_mean_and_scale(f + (s - 1).exp() * torch.randn(40, **NUMBER), graph)
     guide = AutoNNGP(model)
@@ -301,7 +298,7 @@ def test_values_in_the_param_store_are_taken(tmp_path):
     torch.testing.assert_close(again.loc.detach(), loc)
     torch.testing.assert_close(again.scale.detach(), scale)
     with pytest.raises(ValueError, match=r"'AutoNNGP\.loc' in Pyro's param store of shape \(1,\), got \(2,\)"):
-        AutoNNGP(poutine.condition(unknown_scales, {"noise": number(0.3)}))()
+        AutoNNGP(poutine.condition(unknown_scales, {"noise": scalar(0.3)}))()
 
 
 def test_hidden_sites_are_refused():
@@ -342,14 +339,14 @@ def test_a_new_guide_has_no_place_for_a_state():
 
 def squared(noise, y):
     def model():
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.4)), GRAPH))
         pyro.sample("y", dist.Normal(f.square(), noise).to_event(1), obs=y)
 
     return model
 
 
 def exponential():
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.4)), GRAPH))
     pyro.sample("y", dist.Normal(f.exp(), 0.05).to_event(1), obs=Y.exp())
 
 
@@ -360,11 +357,11 @@ def test_data_that_are_not_linear_are_linearized_at_the_posterior():
 
 def scaled_by_a_process():
     """At f = 0, where the guide starts, the data do not depend on the log of the scale."""
-    kernel = Matern32(2, variance=number(0.1), lengthscale=number([0.5, 0.5]))
+    kernel = Matern32(2, variance=scalar(0.1), lengthscale=scalar([0.5, 0.5]))
     f, log_scale = (pyro.sample(name, NNGP(kernel, GRAPH)) for name in ("f", "log_scale"))
     with pyro.plate("data", N):
-        pyro.sample("y", dist.Normal(f * log_scale.exp(), number(1.0)), obs=Y)
-        pyro.sample("beside", dist.Normal(f, number(1.0)), obs=Y)
+        pyro.sample("y", dist.Normal(f * log_scale.exp(), scalar(1.0)), obs=Y)
+        pyro.sample("beside", dist.Normal(f, scalar(1.0)), obs=Y)
 
 
 def test_dependence_is_read_where_no_entry_vanishes():
@@ -391,12 +388,12 @@ def without_process():
 
 
 def with_label():
-    pyro.sample("label", dist.Poisson(number(0.5)))
+    pyro.sample("label", dist.Poisson(scalar(0.5)))
     hyper()
 
 
 def without_data():
-    pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    pyro.sample("f", NNGP(Matern32(2, lengthscale=scalar(0.4)), GRAPH))
 
 
 def of_another():
@@ -405,25 +402,25 @@ def of_another():
 
 
 def of_sums():
-    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=scalar(0.4)), GRAPH))
     pyro.sample("y", dist.Normal(f[:5] + f[5:10], 1.0).to_event(1), obs=Y[:5])
 
 
 def subsampled():
-    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=scalar(0.4)), GRAPH))
     with pyro.plate("points", N, subsample_size=5) as rows:
         pyro.sample("y", dist.Normal(f[rows], 1.0), obs=Y[rows])
 
 
 def some_rows():
-    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=scalar(0.4)), GRAPH))
     with pyro.plate("points", N, subsample=torch.arange(5)) as rows:
         pyro.sample("y", dist.Normal(f[rows], 1.0), obs=Y[rows])
 
 
 def some_effects():
     with pyro.plate("groups", GROUPS, subsample_size=5):
-        pyro.sample("effect", dist.Normal(number(0.0), 1.0))
+        pyro.sample("effect", dist.Normal(scalar(0.0), 1.0))
     hyper()
 
 
@@ -431,7 +428,7 @@ def observed_twice(second):
     """A program whose second process is read by another site."""
 
     def model():
-        prior = NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH)
+        prior = NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.4)), GRAPH)
         pyro.sample("y", dist.Normal(pyro.sample("f", prior), 0.3).to_event(1), obs=Y)
         second(pyro.sample("g", prior))
 
@@ -455,7 +452,7 @@ def in_sum(f):
 def with_states(f):
     """Hidden states of two values that Y has no say in, and one measurement of each."""
     with pyro.plate("points", N):
-        state = pyro.sample("state", dist.Bernoulli(number(0.3)))
+        state = pyro.sample("state", dist.Bernoulli(scalar(0.3)))
         pyro.sample("z", dist.Normal(f, 0.3), obs=Y)
         pyro.sample("of_state", dist.Poisson(1 + state), obs=COUNTS)
 
@@ -465,15 +462,15 @@ def test_densities_by_rows_have_the_exact_posterior(second):
     """Y under normal noise, whose density is not read from a distribution's parameters."""
 
     def model():
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(0.4)), GRAPH))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(0.8), lengthscale=scalar(0.4)), GRAPH))
         second(f)
 
     guide = AutoNNGP(model)
     cov = Matern32(2, variance=0.8, lengthscale=0.4).double()(X).detach() + (0.09 + 0.8e-6) * torch.eye(N, **NUMBER)
     want = torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y) - Y.sum()
     if second is with_states:
-        rates = torch.stack([dist.Poisson(number(rate)).log_prob(COUNTS) for rate in (1.0, 2.0)], -1)
-        want = want + Y.sum() + (rates + number([0.7, 0.3]).log()).logsumexp(-1).sum()
+        rates = torch.stack([dist.Poisson(scalar(rate)).log_prob(COUNTS) for rate in (1.0, 2.0)], -1)
+        want = want + Y.sum() + (rates + scalar([0.7, 0.3]).log()).logsumexp(-1).sum()
     elbo = TraceEnum_ELBO(max_plate_nesting=1) if second is with_states else Trace_ELBO()
     program = config_enumerate(model) if second is with_states else model
     for _ in range(2):
@@ -483,8 +480,8 @@ def test_densities_by_rows_have_the_exact_posterior(second):
 
 def occupancy(detections=None):
     """Animals that live at some places are seen in some of four visits."""
-    seen = pyro.sample("seen", dist.Normal(number(0.0), 1.0))
-    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+    seen = pyro.sample("seen", dist.Normal(scalar(0.0), 1.0))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.4)), GRAPH))
     with pyro.plate("points", N):
         here = pyro.sample("here", dist.Bernoulli(logits=f))
         with pyro.plate("visits", 4):
@@ -518,7 +515,7 @@ def unpredictable(f):
 
 
 def heavy_tails(f):
-    pyro.sample("t", dist.StudentT(number(4.0), f, number(0.3)).to_event(1))
+    pyro.sample("t", dist.StudentT(scalar(4.0), f, scalar(0.3)).to_event(1))
 
 
 @pytest.mark.parametrize(
@@ -545,9 +542,9 @@ def test_a_factor_of_effects_is_an_observation():
 
     def model():
         with pyro.plate("groups", GROUPS):
-            effect = pyro.sample("effect", dist.Normal(number(0.0), 1.0))
+            effect = pyro.sample("effect", dist.Normal(scalar(0.0), 1.0))
         pyro.factor("sum_to_zero", -effect.sum().square())
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(1.0), lengthscale=scalar(0.4)), GRAPH))
         with poutine.mask(mask=False):
             pyro.factor("unused", f.sum())
         pyro.sample("y", dist.Normal(f + effect[GROUP], 0.3).to_event(1), obs=Y)
@@ -603,7 +600,7 @@ def test_calls_that_do_not_fit():
 @pytest.mark.slow
 def test_methods_with_a_linear_mean_have_the_exact_posterior():
     """The program of a method is one like any other; predictions from its draws include the coefficients."""
-    mean = LinearMean(2, prior=dist.Normal(number(0.0), 2.0))
+    mean = LinearMean(2, prior=dist.Normal(scalar(0.0), 2.0))
     kernel = Matern32(2, variance=0.8, lengthscale=0.4).double()
     gp = VNNGP(X, Y, kernel, Gaussian(0.1).double(), mean=mean, num_neighbors=N - 1)
     with pytest.raises(TypeError, match=r"expected model to be a Pyro program, got a method, VNNGP\. Pass its"):
@@ -628,12 +625,12 @@ def test_methods_with_a_linear_mean_have_the_exact_posterior():
 def test_an_unknown_shape_of_data_is_found():
     """The factors of the data at one shape, taken at others, have an evidence without limit."""
     graph = NeighborGraph(torch.rand(40, 2, generator=torch.Generator().manual_seed(0), **NUMBER), 10)
-    y = dist.Gamma(number(2.7), 2.7 * (-2 * torch.sin(6 * graph.x[:, 0])).exp()).sample()
+    y = dist.Gamma(scalar(2.7), 2.7 * (-2 * torch.sin(6 * graph.x[:, 0])).exp()).sample()
 
     def model():
-        shape = pyro.sample("shape", dist.LogNormal(number(1.0), 0.5))
-        variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
-        f = pyro.sample("f", NNGP(Matern32(2, variance, number(0.4)), graph))
+        shape = pyro.sample("shape", dist.LogNormal(scalar(1.0), 0.5))
+        variance = pyro.sample("variance", dist.LogNormal(scalar(0.0), 0.5))
+        f = pyro.sample("f", NNGP(Matern32(2, variance, scalar(0.4)), graph))
         with pyro.plate("data", 40):
             pyro.sample("y", dist.Gamma(shape, shape * (-f).exp()), obs=y)
 
@@ -650,7 +647,7 @@ def test_the_mode_is_found_from_far_away(start):
     near = AutoNNGP(unknown_scales)
     near()
     pyro.clear_param_store()
-    values = {name: number(value) for name, value in start.items()}
+    values = {name: scalar(value) for name, value in start.items()}
     guide = AutoNNGP(unknown_scales, init_loc_fn=init_to_value(values=values))
     guide()
     torch.testing.assert_close(guide.loc, near.loc, rtol=0.0, atol=0.05)
@@ -658,11 +655,11 @@ def test_the_mode_is_found_from_far_away(start):
 
 def test_hyperparameters_without_a_mode_within_reach_are_reported():
     def model():
-        pyro.sample("far", dist.LogNormal(number(99.0), 1.0))
-        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(0.4)), GRAPH))
+        pyro.sample("far", dist.LogNormal(scalar(99.0), 1.0))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=scalar(0.8), lengthscale=scalar(0.4)), GRAPH))
         pyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=Y)
 
-    guide = AutoNNGP(model, init_loc_fn=init_to_value(values={"far": number(1.0)}))
+    guide = AutoNNGP(model, init_loc_fn=init_to_value(values={"far": scalar(1.0)}))
     with pytest.warns(UserWarning, match="expected the mode of far, got a density that still rises"):
         guide()
 
@@ -674,19 +671,19 @@ def test_many_hyperparameters_start_at_their_mode(columns):
     y, graph = torch.sin(torch.arange(30, **NUMBER)), NeighborGraph(x, 29)
 
     def covariance(lengthscale):
-        return Matern32(columns, variance=number(0.8), lengthscale=lengthscale)
+        return Matern32(columns, variance=scalar(0.8), lengthscale=lengthscale)
 
     def model():
         with pyro.plate("columns", columns):
-            lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(0.5), 0.5))
-        noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
+            lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(0.5), 0.5))
+        noise = pyro.sample("noise", dist.LogNormal(scalar(-1.0), 0.5))
         f = pyro.sample("f", NNGP(covariance(lengthscale), graph))
         with pyro.plate("points", 30):
             pyro.sample("y", dist.Normal(f, noise), obs=y)
 
     def log_evidence(u):
         cov = covariance(u[:-1].exp())(x) + (0.8e-6 + (2 * u[-1]).exp()) * torch.eye(30)
-        prior = dist.Normal(number([0.5] * columns + [-1.0]), 0.5).log_prob(u).sum()
+        prior = dist.Normal(scalar([0.5] * columns + [-1.0]), 0.5).log_prob(u).sum()
         return torch.distributions.MultivariateNormal(torch.zeros(30, **NUMBER), cov).log_prob(y) + prior
 
     guide = AutoNNGP(model)

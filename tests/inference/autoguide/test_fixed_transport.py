@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro import poutine
 from pyro.infer import Predictive
 from pyro.infer.autoguide import init_to_sample
@@ -36,14 +37,10 @@ SUPPORTS = {
 }
 
 
-def number(value):
-    return torch.tensor(value, dtype=F64)
-
-
 def counts(idx):
-    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
+    variance = pyro.sample("variance", dist.LogNormal(scalar(0.0), 0.5))
     slopes = pyro.sample("slopes", dist.Normal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(-1.0), 0.5))
     f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), GRAPH))
     with pyro.plate("data", N, subsample=idx):
         pyro.sample("y", dist.Poisson((X[idx] @ slopes + f[idx]).exp()), obs=Y[idx])
@@ -119,8 +116,8 @@ def test_draws_have_all_sites_of_the_program():
 
 def test_a_method_is_sampled_in_coordinates_of_a_guide():
     pyro.set_rng_seed(0)
-    kernel = Matern32(2, variance=number(1.0))
-    kernel.lengthscale = PyroSample(dist.LogNormal(number(-1.0), 0.5))
+    kernel = Matern32(2, variance=scalar(1.0))
+    kernel.lengthscale = PyroSample(dist.LogNormal(scalar(-1.0), 0.5))
     gp = VNNGP(X, Y, kernel, Poisson(), num_neighbors=5)
     program = FixedTransport("Test", gp.model, AutoNNGP(gp.model))
     program.prepare(ROWS)

@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro import poutine
 from pyro.infer import MCMC, Predictive
 from pyro.infer.autoguide import AutoNormal
@@ -29,14 +30,10 @@ Y = torch.poisson(6 * X.sum(-1), generator=GENERATOR)
 GROUP = torch.arange(N) % GROUPS
 
 
-def number(value):
-    return torch.tensor(value, dtype=F64)
-
-
 def counts(y=Y):
-    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
+    variance = pyro.sample("variance", dist.LogNormal(scalar(0.0), 0.5))
     slopes = pyro.sample("slopes", dist.Normal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(-1.0), 0.5))
     f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), GRAPH))
     pyro.deterministic("rate", f.exp())
     with pyro.plate("data", N):
@@ -44,11 +41,11 @@ def counts(y=Y):
 
 
 def groups_and_two_processes(y=Y):
-    scale = pyro.sample("scale", dist.HalfNormal(number(1.0)))
+    scale = pyro.sample("scale", dist.HalfNormal(scalar(1.0)))
     prior = NNGP(Matern32(2, variance=scale.square(), lengthscale=0.3), GRAPH)
     f = pyro.sample("f", prior.expand([2]).to_event(1))
     with pyro.plate("coefficients", 2):
-        slopes = pyro.sample("slopes", dist.Normal(number(0.5), 2 * scale))
+        slopes = pyro.sample("slopes", dist.Normal(scalar(0.5), 2 * scale))
     with pyro.plate("groups", GROUPS):
         effect = pyro.sample("effect", dist.Normal(slopes[0], scale))
     joint = pyro.sample("joint", dist.MultivariateNormal(torch.ones(9, dtype=F64), scale_tril=3 * torch.eye(9).to(F64)))
@@ -141,7 +138,7 @@ def test_data_and_new_places_are_drawn_from_the_program():
     """Given the latent values, y without data and values at new places are those of the program."""
 
     def program(y=Y, x_new=None):
-        prior = NNGP(Matern32(2, lengthscale=number(0.3)), GRAPH)
+        prior = NNGP(Matern32(2, lengthscale=scalar(0.3)), GRAPH)
         f = pyro.sample("f", prior)
         with pyro.plate("data", N):
             pyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y.log1p())

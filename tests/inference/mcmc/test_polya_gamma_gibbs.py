@@ -6,7 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import slow_except
+from builders import scalar, slow_except
 from pyro import poutine
 from pyro.infer import MCMC
 from pyro.nn import PyroSample
@@ -27,17 +27,13 @@ N = len(X)
 GRAPH = NeighborGraph(X, 2)
 
 
-def real(value):
-    return torch.tensor(value, dtype=F64)
-
-
 def fixed_kernel():
-    return Matern32(1, variance=real(2.0), lengthscale=real(0.5))
+    return Matern32(1, variance=scalar(2.0), lengthscale=scalar(0.5))
 
 
 def random_kernel():
-    kernel = Matern32(1, variance=real(2.0))
-    kernel.lengthscale = PyroSample(dist.LogNormal(real(-1.0), 0.7))
+    kernel = Matern32(1, variance=scalar(2.0))
+    kernel.lengthscale = PyroSample(dist.LogNormal(scalar(-1.0), 0.7))
     return kernel
 
 
@@ -66,7 +62,7 @@ def test_latent_values_have_the_distribution_that_weighted_prior_draws_give():
     def likelihoods(f):
         return {
             "y": dist.Binomial(torch.arange(4.0, 10.0, dtype=F64), logits=f - 0.8),
-            "z": dist.NegativeBinomial(real(0.7), logits=f),
+            "z": dist.NegativeBinomial(scalar(0.7), logits=f),
         }
 
     def model():
@@ -85,7 +81,7 @@ def test_latent_values_have_the_distribution_that_weighted_prior_draws_give():
 
 def test_the_likelihood_of_the_mean_has_the_observations_that_leave_one_out_training_has(monkeypatch):
     monkeypatch.setattr(PolyaGamma, "sample", lambda likelihood: likelihood.mean)
-    counts = NegativeBinomial(real(2.5))
+    counts = NegativeBinomial(scalar(2.5))
 
     def model():
         f = pyro.sample("f", NNGP(fixed_kernel(), GRAPH))
@@ -106,7 +102,7 @@ def test_terms_are_those_of_the_augmentation(monkeypatch):
     monkeypatch.setattr(PolyaGamma, "sample", lambda likelihood: likelihood.mean)
     offset, seen = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=F64), torch.tensor([True, False, True, True])
     rows, y, n = torch.tensor([4, 0, 4, 2]), torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=F64), torch.arange(3.0, 7.0)
-    r = real(1.3)
+    r = scalar(1.3)
 
     def model():
         f = pyro.sample("f", NNGP(fixed_kernel(), GRAPH))
@@ -141,11 +137,11 @@ def test_terms_are_those_of_the_augmentation(monkeypatch):
 def geweke_chain(steps):
     """Alternate a sweep of the kernel and new data: every site keeps its prior (Geweke 2004)."""
     data, kernel = SimpleNamespace(y=None, count=None), random_kernel()
-    kernel.variance = PyroSample(dist.LogNormal(real(0.5), 0.7))
+    kernel.variance = PyroSample(dist.LogNormal(scalar(0.5), 0.7))
 
     def model():
-        a = pyro.sample("a", dist.Normal(real(0.5), 1.0))
-        r = pyro.sample("r", dist.Gamma(real(2.0), 1.0))
+        a = pyro.sample("a", dist.Normal(scalar(0.5), 1.0))
+        r = pyro.sample("r", dist.Gamma(scalar(2.0), 1.0))
         f = pyro.sample("f", NNGP(kernel, GRAPH))
         with pyro.plate("rows", N):
             y = pyro.sample("y", dist.Binomial(5, logits=f + a), obs=data.y)
@@ -183,7 +179,7 @@ def test_every_site_keeps_its_prior_when_data_are_redrawn():
 
 def hierarchical(y=None):
     """A random lengthscale, an intercept, and the data drawn if they are not given."""
-    intercept = pyro.sample("intercept", dist.Normal(real(0.0), 1.0))
+    intercept = pyro.sample("intercept", dist.Normal(scalar(0.0), 1.0))
     f = pyro.sample("f", NNGP(HYPER, GRAPH))
     with pyro.plate("rows", N):
         return pyro.sample("y", dist.Binomial(3, logits=f + intercept), obs=y)
@@ -238,8 +234,8 @@ def test_slices_keep_the_density_whatever_their_width(width):
         chain.append(params["z"])
     chain = torch.stack(chain)
     assert (chain[:, 1] == 7).all()
-    got, mean = moments(chain[:, :1]), real(2.0).digamma()
-    want = torch.stack([mean, mean.square() + torch.polygamma(1, real(2.0))])
+    got, mean = moments(chain[:, :1]), scalar(2.0).digamma()
+    want = torch.stack([mean, mean.square() + torch.polygamma(1, scalar(2.0))])
     assert ((got.mean(0) - want).abs() < 6 * error_of_mean(got)).all()
 
 
@@ -256,7 +252,7 @@ def test_widths_adapt_during_burn_in_only():
 @pytest.mark.slow
 def test_a_method_runs_and_exports():
     gp = VNNGP(X, (COUNTS > 1).to(F64), Matern52(1), Bernoulli(), num_neighbors=2)
-    gp.kernel.lengthscale = PyroSample(dist.LogNormal(real(-1.0), 0.5))
+    gp.kernel.lengthscale = PyroSample(dist.LogNormal(scalar(-1.0), 0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         mcmc = run(gp.model, num_samples=8, warmup_steps=4)
@@ -322,7 +318,7 @@ def two_latents():
 
 
 def discrete():
-    pyro.sample("k", dist.Bernoulli(real(0.5)))
+    pyro.sample("k", dist.Bernoulli(scalar(0.5)))
     observed(lambda f: dist.Bernoulli(logits=f))()
 
 
@@ -368,7 +364,10 @@ def subsampled():
         (observed(lambda f: Bernoulli("probit").forward(f)), r"the logits of 'y' to be entries of 'f'"),
         (observed(lambda f: dist.Bernoulli(logits=torch.zeros_like(f))), r"expected observed sites that depend on 'f'"),
         (two_latents, r"expected model with one latent NNGP site, got \['f', 'g'\]"),
-        (lambda: pyro.sample("f", dist.Normal(real(0.0), 1.0)), r"expected model with one latent NNGP site, got none"),
+        (
+            lambda: pyro.sample("f", dist.Normal(scalar(0.0), 1.0)),
+            r"expected model with one latent NNGP site, got none",
+        ),
         (discrete, r"expected site 'k' to be continuous"),
         (on_top, r"site 'g' given 'f' .*got a latent Normal"),
         (expanded, r"expected site 'f' to be one NNGP over all points"),

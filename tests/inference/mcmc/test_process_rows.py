@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro.infer.autoguide import init_to_sample
 from pyro.nn import PyroSample
 
@@ -27,13 +28,9 @@ ELSEWHERE = NeighborGraph(torch.rand(PLACES, 2, dtype=F64, generator=GENERATOR),
 PLACE = torch.randint(PLACES, (N,), generator=GENERATOR)
 
 
-def number(value):
-    return torch.tensor(value, dtype=F64)
-
-
 def program(idx=None):
     """Two processes at the data under a common lengthscale, and one at fewer points."""
-    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(scalar(-1.0), 0.5))
     kernel = Matern32(2, lengthscale=lengthscale)
     f = pyro.sample("f", NNGP(kernel, GRAPH).expand([2]).to_event(1))
     g = pyro.sample("g", NNGP(kernel, ELSEWHERE))
@@ -42,8 +39,8 @@ def program(idx=None):
 
 
 def method(kind, **options):
-    kernel = Matern32(2, variance=number(1.0))
-    kernel.lengthscale = PyroSample(dist.LogNormal(number(-1.0), 0.5))
+    kernel = Matern32(2, variance=scalar(1.0))
+    kernel.lengthscale = PyroSample(dist.LogNormal(scalar(-1.0), 0.5))
     return kind(X, Y, kernel, num_neighbors=4, **options)
 
 

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro.infer import MCMC, NUTS, Predictive
 from pyro.infer.autoguide import init_to_median
 from pyro.infer.mcmc.util import initialize_model
@@ -29,13 +30,9 @@ Y = torch.poisson(2 + X.sum(-1), generator=GENERATOR)
 GRAPH = NeighborGraph(X, 5)
 
 
-def number(value):
-    return torch.tensor(value, dtype=F64)
-
-
 def own_program(y=Y):
-    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 1.0))
-    lengthscale = pyro.sample("lengthscale", dist.InverseGamma(number(3.0), number(1.0)))
+    variance = pyro.sample("variance", dist.LogNormal(scalar(0.0), 1.0))
+    lengthscale = pyro.sample("lengthscale", dist.InverseGamma(scalar(3.0), scalar(1.0)))
     f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), GRAPH))
     pyro.deterministic("rate", f.exp())
     with pyro.plate("data", N):
@@ -43,7 +40,7 @@ def own_program(y=Y):
 
 
 def two_sites():
-    scale = pyro.sample("scale", dist.HalfNormal(number(1.0)).expand([2]).to_event(1))
+    scale = pyro.sample("scale", dist.HalfNormal(scalar(1.0)).expand([2]).to_event(1))
     f = pyro.sample("f", NNGP(Matern12(2, lengthscale=scale), GRAPH))
     g = pyro.sample("g", NNGP(RBF(1, active_dims=[0]) + Matern52(1, lengthscale=scale[0], active_dims=[1]), GRAPH))
     with pyro.plate("data", N):
@@ -52,27 +49,27 @@ def two_sites():
 
 def several_functions():
     weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3, dtype=F64)))
-    root = pyro.sample("root", dist.LKJCholesky(3, number(2.0)))
+    root = pyro.sample("root", dist.LKJCholesky(3, scalar(2.0)))
     with pyro.plate("functions", 3):
         f = pyro.sample("f", NNGP(Matern32(2, lengthscale=0.3), GRAPH).expand([3]))
     mixed = (weights[:, None] * (root @ f)).sum(0)
-    low = pyro.sample("low", dist.Uniform(number(-2.0), number(3.0)))
+    low = pyro.sample("low", dist.Uniform(scalar(-2.0), scalar(3.0)))
     with pyro.plate("data", N), pyro.poutine.scale(scale=2.0):
-        pyro.sample("y", dist.NegativeBinomial(number(4.0), logits=mixed + low), obs=Y)
+        pyro.sample("y", dist.NegativeBinomial(scalar(4.0), logits=mixed + low), obs=Y)
 
 
 def mixture():
     level = pyro.sample("level", dist.Normal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
     with pyro.plate("data", N):
-        kind = pyro.sample("kind", dist.Categorical(number([0.3, 0.7])))
+        kind = pyro.sample("kind", dist.Categorical(scalar([0.3, 0.7])))
         pyro.sample("y", dist.Poisson(level[kind].exp()), obs=Y)
 
 
 class Module(PyroModule):
     def __init__(self):
         super().__init__()
-        self.kernel = Matern52(2, variance=PyroSample(dist.LogNormal(number(0.0), 1.0)))
-        self.slope = PyroSample(dist.StudentT(number(3.0), 0.0, 1.0).expand([2]).to_event(1))
+        self.kernel = Matern52(2, variance=PyroSample(dist.LogNormal(scalar(0.0), 1.0)))
+        self.slope = PyroSample(dist.StudentT(scalar(3.0), 0.0, 1.0).expand([2]).to_event(1))
 
     def forward(self):
         f, slope = pyro.sample("f", NNGP(self.kernel, GRAPH)), self.slope
@@ -81,13 +78,13 @@ class Module(PyroModule):
 
 
 def vnngp():
-    kernel = Matern32(2, number(1.0), PyroSample(dist.LogNormal(number(0.0), 1.0)))
+    kernel = Matern32(2, scalar(1.0), PyroSample(dist.LogNormal(scalar(0.0), 1.0)))
     return VNNGP(X, Y, kernel=kernel, likelihood=Poisson(), num_neighbors=5).model
 
 
 def vecchia():
-    kernel = Matern32(2, number(1.0), PyroSample(dist.LogNormal(number(0.0), 1.0)))
-    return Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5).model
+    kernel = Matern32(2, scalar(1.0), PyroSample(dist.LogNormal(scalar(0.0), 1.0)))
+    return Vecchia(X, Y, kernel, Gaussian(scalar(0.5)), num_neighbors=5).model
 
 
 def value_and_gradient(potential, values):
@@ -166,7 +163,7 @@ def test_chains_in_several_processes(monkeypatch):
 
 def test_another_branch_runs_the_program():
     def program():
-        x = pyro.sample("x", dist.Normal(number(0.0), 1.0))
+        x = pyro.sample("x", dist.Normal(scalar(0.0), 1.0))
         pyro.factor("corner", -x.abs() if x > 0 else -3 * x.square())
 
     start, potential, _, _ = initialize_model(program)
@@ -174,14 +171,14 @@ def test_another_branch_runs_the_program():
     for x in (-1.0, -0.2, 0.2, 1.0):
         expected = 0.5 * x**2 + 0.5 * math.log(2 * math.pi) + (x if x > 0 else 3 * x**2)
         slope = x + (1 if x > 0 else 6 * x)
-        found = value_and_gradient(recorded, {"x": number(x)})
-        torch.testing.assert_close(torch.stack(found), number([expected, slope]))
+        found = value_and_gradient(recorded, {"x": scalar(x)})
+        torch.testing.assert_close(torch.stack(found), scalar([expected, slope]))
 
 
 def test_a_program_that_one_run_does_not_determine_runs_as_usual():
     def program():
-        x = pyro.sample("x", dist.Normal(number(0.0), 1.0))
-        pyro.factor("float", -number(x.item() ** 2) * x)
+        x = pyro.sample("x", dist.Normal(scalar(0.0), 1.0))
+        pyro.factor("float", -scalar(x.item() ** 2) * x)
 
     start, potential, _, _ = initialize_model(program)
     with pytest.warns(
@@ -189,8 +186,8 @@ def test_a_program_that_one_run_does_not_determine_runs_as_usual():
     ):
         recorded = RecordedPotential(potential, start)
     assert recorded.tape is None
-    expected = value_and_gradient(potential, {"x": number(0.7)})
-    assert value_and_gradient(recorded, {"x": number(0.7)}) == expected
+    expected = value_and_gradient(potential, {"x": scalar(0.7)})
+    assert value_and_gradient(recorded, {"x": scalar(0.7)}) == expected
 
 
 def changing(when):
@@ -217,7 +214,7 @@ def test_constraints_outside_the_program_of_the_user_are_kept():
     pyro.clear_param_store()
 
     def program():
-        rate = pyro.param("rate", number(2.0), constraint=constraints.positive)
+        rate = pyro.param("rate", scalar(2.0), constraint=constraints.positive)
         pyro.sample("x", dist.Exponential(rate))
 
     draws = run(QuickNUTS(program), 10, 5).get_samples()
@@ -238,8 +235,8 @@ def test_other_arguments(model, options, message):
 
 
 def test_hyperparameters_that_stay_at_their_starts_are_reported():
-    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(number(0.0), 1.0)))
-    gp = Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5)
+    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(scalar(0.0), 1.0)))
+    gp = Vecchia(X, Y, kernel, Gaussian(scalar(0.5)), num_neighbors=5)
     with pytest.raises(TypeError, match=r"QuickNUTS: expected model to be a Pyro program, got a method, Vecchia\."):
         QuickNUTS(gp)
     with pytest.warns(UserWarning, match=r"QuickNUTS: \['kernel.variance'\] have no priors .* give them priors\."):

@@ -4,7 +4,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import METHODS, data, methods
+from builders import METHODS, data, fresh, methods
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
@@ -38,8 +38,7 @@ def kernel():
 def build(name, y=Y, **by_row):
     method, settings = METHODS[name]
     torch.manual_seed(0)
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
-    gp = method(X, y, kernel(), Gaussian(0.05), **settings, **by_row)
+    gp = method(X, y, kernel(), Gaussian(0.05), **fresh(settings), **by_row)
     gp.mean.value = 0.3
     if getattr(gp, "can_solve", False) and name not in ("Vecchia", "LOO", "MLLk"):
         gp.solve()

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from builders import METHODS, data
+from builders import METHODS, data, fresh
 
 import pyro_nngp as nngp
 from pyro_nngp.inference import fit
@@ -26,8 +26,7 @@ def kernel():
 def build(name, y, likelihood, **by_row):
     method, settings = METHODS[name]
     torch.manual_seed(0)
-    settings = {key: value() if callable(value) else value for key, value in settings.items()}
-    gp = method(X, y, kernel(), likelihood, **settings, **by_row)
+    gp = method(X, y, kernel(), likelihood, **fresh(settings), **by_row)
     if getattr(gp, "can_solve", False):
         gp.solve()
     gp.mean.value = 0.3

@@ -3,7 +3,7 @@
 import pyro.distributions as dist
 import pytest
 import torch
-from builders import F64, matern, normal, scalar, uniform, waves
+from builders import F64, matern, normal, scalar, uniform, waves, zero
 from pyro import poutine
 from pyro.nn import PyroSample
 
@@ -25,10 +25,6 @@ def model(x, y, inducing=None, num_neighbors=N - 1, **settings):
     return gp
 
 
-def no_mean(x):
-    return torch.zeros_like(x[:, 0])
-
-
 def evidence(gp, idx=None):
     trace = poutine.trace(gp.model).get_trace(idx)
     return trace.log_prob_sum()
@@ -38,7 +34,7 @@ MEANS = {
     "constant": lambda: None,
     "flat": lambda: LinearMean(2),
     "normal": lambda: LinearMean(2, prior=dist.Normal(torch.tensor(0.0, dtype=F64), 2.0)),
-    "function": lambda: no_mean,
+    "function": lambda: zero,
 }
 
 
@@ -69,7 +65,7 @@ def test_with_all_neighbors_everything_is_exact(mean):
 def test_with_few_neighbors_it_is_the_full_scale_process():
     x, y = waves(N)
     z, x_new = uniform(M).requires_grad_(), uniform(4)
-    gp = model(x, y, z, K, mean=no_mean)
+    gp = model(x, y, z, K, mean=zero)
     prior = FullScaleNNGP(gp.kernel, gp.graph, z, gp.likelihood.variance)
     density = evidence(gp)
     torch.testing.assert_close(density, prior.log_prob(y), rtol=1e-8, atol=0)
@@ -83,7 +79,7 @@ def test_with_few_neighbors_it_is_the_full_scale_process():
 
 def test_a_batch_has_the_joint_density_of_its_errors_given_their_neighbors():
     x, y = waves(N)
-    gp, idx = model(x, y, uniform(M), K, mean=no_mean), torch.tensor([3, 17, 8, 30])
+    gp, idx = model(x, y, uniform(M), K, mean=zero), torch.tensor([3, 17, 8, 30])
     prior = FullScaleNNGP(matern(), gp.graph, gp.z, NOISE)
     errors = torch.eye(N, dtype=F64)
     near = gp.graph.neighbors
@@ -108,7 +104,7 @@ def test_joint_draws_have_the_exact_moments_with_all_neighbors():
 def test_predictions_average_over_posterior_draws():
     x, y = waves(N)
     kernel = Matern52(2, scalar(1.3), PyroSample(dist.LogNormal(scalar(-1.0), 1.0)))
-    gp = Vecchia(x, y, kernel, Gaussian(NOISE), num_neighbors=K, inducing=uniform(M), mean=no_mean)
+    gp = Vecchia(x, y, kernel, Gaussian(NOISE), num_neighbors=K, inducing=uniform(M), mean=zero)
     lengthscales, x_new = torch.tensor([0.3, 0.6], dtype=F64), uniform(3)
     loc, _ = gp(x_new, num_neighbors=K, samples={"kernel.lengthscale": lengthscales})
     each = [
