@@ -37,27 +37,29 @@ def ranks_of(method: Trainable) -> "Ranks":
     Raises:
         ValueError: in a process group, for a method that has all rows on each process.
     """
-    shard, size = shard_of(method), World().size
+    shard, world = shard_of(method), World()
     if shard is not None:
         return ShardedRanks(method, shard)
-    if size > 1:
+    if world.size > 1:
         cure = "Build the method on ShardedData, or train on one process without a process group."
-        fail("fit", "method", f"with rows on {size} processes", "one with all rows on each", cure)
-    return Ranks()
+        fail("fit", "method", f"with rows on {world.size} processes", "one with all rows on each", cure)
+    return Ranks(world)
 
 
 class Ranks:
-    """The only process of a run: it has all rows, and nobody to add up with.
+    """The only process of a run, which has all rows; what :class:`ShardedRanks` has in common with it sums over one.
 
     Attributes:
+        world: the processes.
         is_first: whether this process shows progress bars and warnings.
     """
 
-    is_first = True
+    def __init__(self, world: World) -> None:
+        self.world, self.is_first = world, world.rank == 0
 
     def seed(self, seed: int) -> int:
         """Seed of the draws of this process."""
-        return seed
+        return seed + _PRIME * self.world.rank
 
     def batches(self, optimizer: str | None, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         """The rows of each step (:mod:`pyro_nngp.inference.svi.batches`)."""
@@ -88,15 +90,15 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
-        return flag
+        return bool(self.world.max(int(flag)))
 
     def sum(self, value: float) -> float:
         """Sum over the processes."""
-        return value
+        return float(self.world.sum(torch.tensor(value, dtype=torch.float64)))
 
     def of_first(self, value: float) -> float:
         """The value of the first process."""
-        return value
+        return self.sum(value if self.is_first else 0.0)
 
     def check_shared(self, free: list[Tensor]) -> None:
         """Raise if parameters with a row per datum are to be trained by gradients on several processes.
@@ -114,6 +116,8 @@ class Ranks:
         Raises:
             ProcessError: names what differs.
         """
+        if self.world.size > 1:
+            check_same_run("fit", self.world, descriptions())
 
     def shared(self, params: dict[str, Tensor], solved: set[int]) -> dict[str, Tensor]:
         """The parameters that are not rows of one process, some of which are solved for."""
@@ -150,11 +154,8 @@ class ShardedRanks(Ranks):
     """
 
     def __init__(self, method: Any, shard: ShardedData) -> None:
-        self.method, self.shard, self.world = method, shard, shard.world
-        self.is_first = self.world.rank == 0
-
-    def seed(self, seed: int) -> int:
-        return seed + _PRIME * self.world.rank
+        super().__init__(shard.world)
+        self.method, self.shard = method, shard
 
     def batches(self, optimizer: str | None, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         if optimizer == "lbfgs":
@@ -189,25 +190,12 @@ class ShardedRanks(Ranks):
     def without_loss(self, error: Exception, cause: Exception, like: Tensor) -> Tensor:
         return like.new_tensor(math.nan)
 
-    def any(self, flag: bool) -> bool:
-        return bool(self.world.max(int(flag)))
-
-    def sum(self, value: float) -> float:
-        return float(self.world.sum(torch.tensor(value, dtype=torch.float64)))
-
-    def of_first(self, value: float) -> float:
-        return self.sum(value if self.is_first else 0.0)
-
     def check_shared(self, free: list[Tensor]) -> None:
         named = dict(self.method.named_parameters())
         local = {id(named[name]) for name in training_state(self.method)["rows"] if name in named}
         if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
-
-    def check_same(self, descriptions: Callable[[], dict[str, str]]) -> None:
-        if self.world.size > 1:
-            check_same_run("fit", self.world, descriptions())
 
     def shared(self, params: dict[str, Tensor], solved: set[int]) -> dict[str, Tensor]:
         return {name: param for name, param in params.items() if id(param) not in solved}
