@@ -63,11 +63,7 @@ class LatentPosterior(Posterior):
         """K, which draws of u follow; q(u) has no part in them, and may be untrained."""
         return None if self.q.keeps_trials else self.graph.num_neighbors
 
-    def joint_neighbors(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """The nearest points, and the nearest among them and earlier new points."""
-        return self._near_and_jointly(x_new, num_neighbors, seed)
+    joint_follows_moments = True
 
     def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         precision, x, bound = self.q.observations(self)[1], self.rows.x, self.bound

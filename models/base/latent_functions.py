@@ -66,11 +66,7 @@ class LatentFunctions(Posterior):
     def enough_neighbors(self) -> int:
         return self.q.enough_neighbors(self)
 
-    def joint_neighbors(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """The nearest sites, and the nearest among them and earlier new points."""
-        return self._near_and_jointly(x_new, num_neighbors, seed)
+    joint_follows_moments = True
 
     def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         x, noise = self.rows.x[rows], typical_noise(self.q.observations(self)[1])

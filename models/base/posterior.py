@@ -97,18 +97,17 @@ class Posterior:
         self._check_neighbors(num_neighbors, self.graph.num_points)
         return self.graph.query(x_new, self.enough_neighbors() if num_neighbors is None else num_neighbors)
 
+    joint_follows_moments = False  # whether joint draws need the points nearest to each new one as well, for q(u)
+
     def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> Any:
-        """Rows of the nearest points and earlier new points, whose order has a seed, for :meth:`joint`."""
-        return self.graph.extend(x_new, self._number_jointly(x_new, num_neighbors), seed)[1]
+        """Rows of the nearest points and earlier new points, whose order has a seed, for :meth:`joint`.
 
-    def _near_and_jointly(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
-        """The nearest points, and the nearest among them and earlier new points, for q(u)."""
-        k = self._number_jointly(x_new, num_neighbors)
-        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
-
-    def _number_jointly(self, x_new: Tensor, num_neighbors: int | None) -> int:
+        Behind rows of the nearest points alone if `joint_follows_moments`.
+        """
         self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
-        return self.enough_neighbors() if num_neighbors is None else num_neighbors
+        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
+        joint = self.graph.extend(x_new, k, seed)[1]
+        return (self.graph.query(x_new, min(k, self.graph.num_points)), joint) if self.joint_follows_moments else joint
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Any:
         """Some rows of the data, and all that hyperparameters do not change, for :meth:`leave_one_out`."""
