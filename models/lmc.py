@@ -147,10 +147,10 @@ class LMC(Method):
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         check_inputs("LMC", "x", x)
-        loadings = Mixing("LMC", mixing, y.shape[1])
+        loadings = Mixing(mixing, y.shape[1])
         num_latents = loadings.num_latents(kernels) if num_latents is None else num_latents
-        likelihoods = output_likelihoods("LMC", likelihood, y.shape[1])
-        functions, count = output_kernels("LMC", x, likelihoods, kernels, num_latents, loadings)
+        likelihoods = output_likelihoods(likelihood, y.shape[1])
+        functions, count = output_kernels(x, likelihoods, kernels, num_latents, loadings)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*likelihoods)

@@ -159,7 +159,7 @@ class AutoNNGP(AutoGuide):
             self.space, start = Unconstrained.of(sites, self.hyperparameters)
         stored = None
         if self.hyperparameters and self._pyro_context.active:  # median() does not read the store
-            stored = take_stored("AutoNNGP", start, *map(self._pyro_get_fullname, ("loc", "scale")))
+            stored = take_stored(start, *map(self._pyro_get_fullname, ("loc", "scale")))
         loc, unit = (start, torch.ones_like(start)) if stored is None else stored
         if self.hyperparameters:
             self._set_loc(loc, unit)

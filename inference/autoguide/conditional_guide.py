@@ -82,11 +82,11 @@ class ConditionalGuide:
         trace, observed, jacobian = program.linearize(values, zeros)
         check_repeatable(observed, program.observed(values, zeros))
         for name in values:
-            check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
+            check_density(trace.nodes[name], list(jacobian.leaves.values()))
         bases = {name: gaussian_base(sites[name]["fn"]) for name in gaussian}
         processes = {name: base.event_shape[-1] for name, base in bases.items() if isinstance(base, NNGP)}
         anywhere = {n: irregular(i, v.shape).to(v) for i, (n, v) in enumerate(zeros.items())}
-        blocks = Blocks("AutoNNGP", program.linearize(values, anywhere)[2], processes)
+        blocks = Blocks(program.linearize(values, anywhere)[2], processes)
         variances = prior_variances(trace, jacobian, blocks).split([each.phi.numel() for each in observed])
         pairs = zip(observed, variances, strict=True)
         marginals = [each.start(variance.reshape(each.phi.shape)) for each, variance in pairs]

@@ -31,11 +31,10 @@ def enumerated(model: Callable, nesting: int) -> Callable:
     return poutine.enum(config_enumerate(model, "parallel"), first_available_dim=-1 - nesting)
 
 
-def summed(where: str, trace: Trace, nesting: int) -> Trace:
+def summed(trace: Trace, nesting: int) -> Trace:
     """A trace with a factor in place of all sites that depend on the same discrete values, for each group of these.
 
     Args:
-        where: name of the caller, for messages.
         trace: trace of an enumerated program, which is changed.
         nesting: number of dimensions of plates.
 
@@ -46,7 +45,7 @@ def summed(where: str, trace: Trace, nesting: int) -> Trace:
     for names in _groups(trace, nesting):
         sites = [trace.nodes[name] for name in names]
         hidden = [site for site in sites if not site["is_observed"]]
-        log_density = _sum(where, sites, hidden, nesting)
+        log_density = _sum(sites, hidden, nesting)
         for name in names:
             trace.remove_node(name)
         shown = " and ".join(site["name"] for site in sites if site["is_observed"])
@@ -73,7 +72,7 @@ def _groups(trace: Trace, nesting: int) -> list[list[str]]:
     return [names for _, names in groups]
 
 
-def _sum(where: str, sites: list[Any], hidden: list[Any], nesting: int) -> Float[Tensor, "..."]:
+def _sum(sites: list[Any], hidden: list[Any], nesting: int) -> Float[Tensor, "..."]:
     """Log density of some sites, summed over the discrete ones, for each row of their plates."""
     plates = _plates(hidden[0])
     fits = all(_plates(site) == plates for site in hidden) and all(_plates(site) >= plates for site in sites)
@@ -81,7 +80,7 @@ def _sum(where: str, sites: list[Any], hidden: list[Any], nesting: int) -> Float
         actual = {site["name"]: sorted(_plates(site)) for site in sites}
         cure = "Draw from the posterior with QuickNUTS(model)."
         expectation = "observed, or discrete and in the same plates, without scales"
-        fail(where, "sites of a sum over discrete ones", expectation, f"plates {actual}", cure, OpaqueSiteError)
+        fail("AutoNNGP", "sites of a sum over discrete ones", expectation, f"plates {actual}", cure, OpaqueSiteError)
     total = torch.zeros(())
     for site in sites:
         value = log_prob(site, 0.0)

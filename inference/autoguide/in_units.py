@@ -30,11 +30,10 @@ class InUnits(constraints.Constraint):
         return value == value
 
 
-def take_stored(where: str, like: Tensor, loc: str, scale: str) -> tuple[Tensor, Tensor] | None:
+def take_stored(like: Tensor, loc: str, scale: str) -> tuple[Tensor, Tensor] | None:
     """Take a mean from Pyro's param store, with the standard deviations there as units; None if it has none.
 
     Args:
-        where: name of the caller, for messages.
         like: a mean of the right shape.
         loc: name of the mean in the store.
         scale: name of the standard deviations in the store.
@@ -52,8 +51,8 @@ def take_stored(where: str, like: Tensor, loc: str, scale: str) -> tuple[Tensor,
     value, unit = store[loc].detach(), store[scale].detach() if scale in store else torch.ones_like(like)
     if value.shape != like.shape:
         shapes = f"{tuple(value.shape)}, of another program"
-        fail(where, f"{loc!r} in Pyro's param store", f"of shape {tuple(like.shape)}", shapes, cure)
-    warn(f"{where}: the hyperparameters start at {loc!r} in Pyro's param store. {cure}")
+        fail("AutoNNGP", f"{loc!r} in Pyro's param store", f"of shape {tuple(like.shape)}", shapes, cure)
+    warn(f"AutoNNGP: the hyperparameters start at {loc!r} in Pyro's param store. {cure}")
     del store[loc]
     return value, unit
 

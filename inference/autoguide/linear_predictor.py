@@ -142,7 +142,6 @@ class Blocks:
     """The structure of J: the entries of each leaf that rows read, and the leaves with dense columns.
 
     Args:
-        where: name of the caller, for messages.
         jacobian: J at some hyperparameters and leaves at which no entry vanishes by chance.
         processes: {name: N} for leaves that are values of processes, (*L, N).
 
@@ -156,7 +155,7 @@ class Blocks:
         ValueError: if a row reads several entries of a process, or of another leaf of more than 1,000.
     """
 
-    def __init__(self, where: str, jacobian: Jacobian, processes: Mapping[str, int]) -> None:
+    def __init__(self, jacobian: Jacobian, processes: Mapping[str, int]) -> None:
         self.entries: dict[str, Tensor] = {}
         self.dense: list[str] = []
         self.order = EliminationOrder()
@@ -167,7 +166,7 @@ class Blocks:
                 self.entries[name] = entries
             elif name in processes or leaf.numel() > _MOST:
                 cure = "Let each observation read one of its values, or take another guide after NNGPReparam."
-                fail(where, f"site {name!r}", "read at one point by each observation", "several points", cure)
+                fail("AutoNNGP", f"site {name!r}", "read at one point by each observation", "several points", cure)
             else:
                 self.dense.append(name)
 

@@ -68,8 +68,8 @@ class LinearizedProgram:
 
         def run(*at: Tensor) -> Any:
             trace = self.trace(values, dict(zip(leaves, at, strict=True)))
-            return trace if self._nesting is None else summed("AutoNNGP", trace, self._nesting)
+            return trace if self._nesting is None else summed(trace, self._nesting)
 
         every = list(leaves.values())
         trace = run(*every)
-        return trace, observed_sites("AutoNNGP", trace, every, run), leaves
+        return trace, observed_sites(trace, every, run), leaves

@@ -87,11 +87,10 @@ class ObservedSite(Observations):
             raise OpaqueSiteError
 
 
-def observed_sites(where: str, trace: Trace, leaves: list[Tensor], rerun: Callable[..., Trace]) -> list[Observations]:
+def observed_sites(trace: Trace, leaves: list[Tensor], rerun: Callable[..., Trace]) -> list[Observations]:
     """The observations of a trace that depend on the leaves.
 
     Args:
-        where: name of the caller, for messages.
         trace: a run of the program at leaves.
         leaves: the leaves, which require gradients.
         rerun: runs the program at leaves.
@@ -103,7 +102,7 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor], rerun: Callab
     observed: list[Observations] = []
     opaque, data = [], []
     for name, site in sample_sites(trace).items():
-        _check_plates(where, site)
+        _check_plates(site)
         if not site["is_observed"]:
             continue
         data += [name] if is_data(site) else []
@@ -118,22 +117,22 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor], rerun: Callab
             nodes = rerun(*at).nodes
             return tuple(_density(nodes[name]) for name in opaque)
 
-        observed += recorded_sites(where, densities, leaves, opaque)
+        observed += recorded_sites(densities, leaves, opaque)
     if not observed:
         actual = f"only {data}, which do not" if data else "none"
         cure = "Call the guide with the data, as SVI does, before Predictive."
         cure = "Let their parameters depend on one, not by way of another latent site." if data else cure
-        fail(where, "the program", "to have an observed site that depends on its NNGP sites", actual, cure)
+        fail("AutoNNGP", "the program", "to have an observed site that depends on its NNGP sites", actual, cure)
     return observed
 
 
-def check_density(where: str, site: Any, leaves: list[Tensor]) -> None:
+def check_density(site: Any, leaves: list[Tensor]) -> None:
     """Raise ``OpaqueSiteError`` if the log density of a latent site depends on the leaves."""
     if _density_depends(site, leaves):
         kind = type(base_distribution(site["fn"])).__name__
         cure = "Let parameters of data depend on them, or draw with QuickNUTS(model)."
         expectation = "not to depend on processes, or on coefficients of the data"
-        fail(where, f"the density of site {site['name']!r}", expectation, kind, cure, OpaqueSiteError)
+        fail("AutoNNGP", f"the density of site {site['name']!r}", expectation, kind, cure, OpaqueSiteError)
 
 
 def _of_parameters(site: Any, leaves: list[Tensor]) -> ObservedSite | None:
@@ -145,12 +144,12 @@ def _of_parameters(site: Any, leaves: list[Tensor]) -> ObservedSite | None:
     return candidate if candidate.is_free else None
 
 
-def _check_plates(where: str, site: Any) -> None:
+def _check_plates(site: Any) -> None:
     """Raise if a site is in a subsampled plate."""
     part = [frame.name for frame in site["cond_indep_stack"] if frame.size < (frame.full_size or frame.size)]
     if part:
         cure = "It needs all data at each step. Take VNNGP for minibatches."
-        fail(where, "plates", "with all their rows", f"subsampled {part}", cure)
+        fail("AutoNNGP", "plates", "with all their rows", f"subsampled {part}", cure)
 
 
 def _density(site: Any) -> Tensor:

@@ -32,7 +32,6 @@ class RecordedSite(Observations):
     """The density of a site as a function of linear predictors, see the module.
 
     Args:
-        where: name of the caller, for messages.
         name: name of the site.
         steps: the operations of a run.
         density: their result, a value for each row or a sum over rows.
@@ -47,14 +46,13 @@ class RecordedSite(Observations):
 
     def __init__(
         self,
-        where: str,
         name: str,
         steps: list[Step],
         density: Tensor,
         inputs: Sequence[Tensor],
         leaves: Sequence[Tensor],
     ) -> None:
-        self._where, self.name = where, name
+        self.name = name
         self._producer = {id(tensor): step for step in steps for tensor in step.outputs()}
         if any(step.written() for step in steps):
             self._refuse("operations that change tensors in place")
@@ -187,19 +185,15 @@ class RecordedSite(Observations):
     def _refuse(self, actual: str, cause: Exception | None = None) -> NoReturn:
         expectation = "to be a function of linear predictors, row by row, with gradients"
         cure = "Give pyro.factor a value for each row, or draw from the posterior with QuickNUTS(model)."
-        fail(self._where, f"the log density of {self.name!r}", expectation, actual, cure, OpaqueSiteError, cause)
+        fail("AutoNNGP", f"the log density of {self.name!r}", expectation, actual, cure, OpaqueSiteError, cause)
 
 
 def recorded_sites(
-    where: str,
-    densities: Callable[..., tuple[Tensor, ...]],
-    leaves: Sequence[Tensor],
-    names: Sequence[str],
+    densities: Callable[..., tuple[Tensor, ...]], leaves: Sequence[Tensor], names: Sequence[str]
 ) -> list[RecordedSite]:
     """Sites whose densities are read from the operations of a run.
 
     Args:
-        where: name of the caller, for messages.
         densities: maps leaves to the log density of each site.
         leaves: leaves to run at, with gradients.
         names: names of the sites.
@@ -211,11 +205,11 @@ def recorded_sites(
     inputs = tuple(leaf.detach().clone() for leaf in leaves)
     with torch.no_grad():
         try:
-            steps, results = recorded(where, densities, inputs)
+            steps, results = recorded("AutoNNGP", densities, inputs)
         except ValueError as cause:
             raise OpaqueSiteError(*cause.args) from cause
         pairs = zip(names, results, strict=True)
-        return [RecordedSite(where, name, steps, density, inputs, leaves) for name, density in pairs]
+        return [RecordedSite(name, steps, density, inputs, leaves) for name, density in pairs]
 
 
 def _irregular(number: int, leaf: Tensor, at: float) -> Tensor:

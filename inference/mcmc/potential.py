@@ -50,6 +50,7 @@ def check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
 
 
 _MOST_CHECKS = 200  # most minibatches whose data are checked at the start
+_TRIES = 100  # of a start
 
 
 class ModelPotential:
@@ -131,13 +132,13 @@ class ModelPotential:
         """Names of the sites that have a marked coordinate."""
         return [name for name, marked in self.unpack(coordinates.double()).items() if marked.any()]
 
-    def initial(self, tries: int = 100) -> Float[Tensor, " d"]:
+    def initial(self) -> Float[Tensor, " d"]:
         """Draw a position with a finite potential and gradient by the initial strategy.
 
         Raises:
-            ValueError: if there is none in `tries` draws.
+            ValueError: if there is none in 100 draws.
         """
-        for _ in range(tries):
+        for _ in range(_TRIES):
             trace = self._fresh_trace()
             starts = {name: self._starts.get(name, trace.nodes[name]["value"]).detach() for name in self.transforms}
             position = self.pack({name: t(starts[name]) for name, t in self.transforms.items()})
@@ -146,7 +147,7 @@ class ModelPotential:
                 return position
         actual = f"none; in the last, {self.not_finite(position)}"
         cure = "Check the model there, or start elsewhere."
-        fail(self._where, "init_strategy", f"to find a finite potential in {tries} draws", actual, cure)
+        fail(self._where, "init_strategy", f"to find a finite potential in {_TRIES} draws", actual, cure)
 
     def state(self, position: Float[Tensor, "*C d"]) -> State:
         """Entries of the first state of a chain that the potential needs; none for plain gradients."""

@@ -18,7 +18,6 @@ from pyro_nngp.models.base.arguments import default_kernel
 
 
 def output_kernels(
-    where: str,
     x: Any,
     likelihoods: Sequence[Likelihood],
     kernels: Any,
@@ -28,7 +27,6 @@ def output_kernels(
     """Kernels, one for each latent function or one for all, and the number of functions.
 
     Args:
-        where: name of the caller, for messages.
         x: inputs (N, D).
         likelihoods: T, one for each output.
         kernels: as :class:`~pyro_nngp.models.LMC` takes them.
@@ -41,7 +39,7 @@ def output_kernels(
         return Matern52(x.shape[1]) if mixing.factors is not None else default_kernel(x, *likelihoods)
 
     if num_latents is not None:
-        _check_count(where, "num_latents", num_latents, len(x) * num_outputs)
+        _check_count("num_latents", num_latents, len(x) * num_outputs)
     if kernels is None and not mixing.varies:
         kernels = usual()
     if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
@@ -49,26 +47,26 @@ def output_kernels(
         return [kernels], num_outputs if num_latents is None else num_latents
     if kernels is None or isinstance(kernels, int):
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
-        _check_count(where, "kernels", count, len(x) * num_outputs)
+        _check_count("kernels", count, len(x) * num_outputs)
         kernels = [usual() for _ in range(count)]
-    kernels = check_kernels(where, list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
+    kernels = check_kernels("LMC", list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
     if num_latents not in (None, len(kernels)):
         cure = "It is for one kernel that all latent functions share."
-        fail(where, "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
+        fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
     for each in kernels:
         release(each)
     return kernels, len(kernels)
 
 
-def _check_count(where: str, name: str, count: Any, most: int) -> None:
+def _check_count(name: str, count: Any, most: int) -> None:
     """Raise unless there are as many latent functions as that: at least one, and no more than values of the data."""
     cure = "It is the number of latent functions."
-    check_int(where, name, count, 1, cure)
+    check_int("LMC", name, count, 1, cure)
     if count > most:
-        fail(where, name, f"<= {most}, the number of values in y", count, cure)
+        fail("LMC", name, f"<= {most}, the number of values in y", count, cure)
 
 
-def output_likelihoods(where: str, likelihood: Any, num_outputs: int) -> list[Likelihood]:
+def output_likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
     """One likelihood per output."""
     if isinstance(likelihood, PerOutput):
         likelihood = list(likelihood.outputs)
@@ -77,7 +75,7 @@ def output_likelihoods(where: str, likelihood: Any, num_outputs: int) -> list[Li
     parts = list(likelihood) if isinstance(likelihood, Sequence) else []
     if len(parts) != num_outputs:
         cure = "Give one per output, or one for all."
-        fail(where, "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
+        fail("LMC", "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
     return parts
 
 
@@ -85,22 +83,21 @@ class Mixing:
     """The argument `mixing` of :class:`~pyro_nngp.models.LMC`: loadings A, checked.
 
     Args:
-        where: name of the caller, for messages.
         value: a tensor (T, L), a parameter or prior of one, a function of inputs, factor loadings, or None.
         num_outputs: T.
     """
 
-    def __init__(self, where: str, value: Any, num_outputs: int) -> None:
+    def __init__(self, value: Any, num_outputs: int) -> None:
         if not (value is None or isinstance(value, Tensor | PyroParam | PyroSample) or callable(value)):
             expectation, cure = "to be a tensor (T, L) or a function of x", "Convert an array with torch.as_tensor."
-            fail(where, "mixing", expectation, type(value).__name__, cure, TypeError)
-        self.where, self.value, self.num_outputs = where, value, num_outputs
+            fail("LMC", "mixing", expectation, type(value).__name__, cure, TypeError)
+        self.value, self.num_outputs = value, num_outputs
         self.factors = value if isinstance(value, FactorLoadings) else None
         if self.factors is not None and len(self.factors.mode) != num_outputs:
             expectation = f"with {num_outputs} outputs, the columns of y"
-            fail(where, "mixing", expectation, len(self.factors.mode), "Give it that number.")
+            fail("LMC", "mixing", expectation, len(self.factors.mode), "Give it that number.")
         if self.varies:
-            check_callable(where, "mixing", value, "Pass a function (n, D) -> (n, T, L), or a tensor (T, L).", 1)
+            check_callable("LMC", "mixing", value, "Pass a function (n, D) -> (n, T, L), or a tensor (T, L).", 1)
 
     @property
     def varies(self) -> bool:
@@ -126,13 +123,13 @@ class Mixing:
         shape = self.num_outputs, count
         if self.factors is not None and count != self.factors.mode.shape[1]:
             expectation, cure = f"with {count} factors, one per latent function", "Give one kernel, or one per factor."
-            fail(self.where, "mixing", expectation, self.factors.mode.shape[1], cure)
+            fail("LMC", "mixing", expectation, self.factors.mode.shape[1], cure)
         if self.varies:
-            check_loading(self.where, self.value(x[:2]), (min(2, len(x)), *shape))
+            check_loading("LMC", self.value(x[:2]), (min(2, len(x)), *shape))
         elif isinstance(self.value, Tensor):
-            check_tensor(self.where, "mixing", self.value)
-            check_same_kind(self.where, x=x, mixing=self.value)
-            check_loading(self.where, self.value, shape)
+            check_tensor("LMC", "mixing", self.value)
+            check_same_kind("LMC", x=x, mixing=self.value)
+            check_loading("LMC", self.value, shape)
 
 
 def check_loading(where: str, loading: Any, shape: tuple[int, ...]) -> None:

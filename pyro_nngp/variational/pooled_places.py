@@ -43,11 +43,10 @@ class WholePlaces:
 
     Args:
         table: a table of them.
-        seed: of random samples.
     """
 
-    def __init__(self, table: NeighborTable, seed: int = 0) -> None:
-        self._table, self._seed = table, seed
+    def __init__(self, table: NeighborTable) -> None:
+        self._table = table
 
     @classmethod
     def at(cls, like: NeighborTable, x: Float[Tensor, "M D"]) -> "WholePlaces":
@@ -70,7 +69,7 @@ class WholePlaces:
 
     def sample(self, count: int) -> Int[Tensor, " S"]:
         """Random rows; the first ones of a larger sample."""
-        order = shuffled(self.count, self._seed)
+        order = shuffled(self.count, 0)
         return order[:count].to(self.x.device)
 
     def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:
@@ -157,15 +156,12 @@ class ShardedPlaces:
 Places: TypeAlias = WholePlaces | ShardedPlaces
 
 
-def places_of(table: NeighborTable, seed: int = 0) -> Places:
+def places_of(table: NeighborTable) -> Places:
     """The points of a table.
 
     Args:
         table: of all points, or of local rows on several processes.
-        seed: of random samples on one process.
     """
-    return (
-        ShardedPlaces(table.data, table.index, table.lengthscale)
-        if isinstance(table, ShardedTable)
-        else WholePlaces(table, seed)
-    )
+    if isinstance(table, ShardedTable):
+        return ShardedPlaces(table.data, table.index, table.lengthscale)
+    return WholePlaces(table)

@@ -66,7 +66,6 @@ class PooledObservations:
         noise: variances of the observations, (N,), or (L, N) for L latent functions.
         num_neighbors: K.
         jitter: relative nugget.
-        seed: seed of the cells, on one process.
     """
 
     def __init__(
@@ -76,10 +75,9 @@ class PooledObservations:
         noise: Float[Tensor, "*L N"],
         num_neighbors: int,
         jitter: float | None = None,
-        seed: int = 0,
     ) -> None:
         self._jitter = jitter
-        self._places = places_of(table, seed)
+        self._places = places_of(table)
         self._levels: list[Cells] = []
         places = self._places
         if places.count <= _FACTOR * num_neighbors:

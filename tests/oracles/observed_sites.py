@@ -17,4 +17,4 @@ def observed(make, y=Y, **settings):
     def run(at):
         return poutine.trace(lambda: pyro.sample("y", make(at), obs=y, **settings)).get_trace()
 
-    return observed_sites("Test", run(leaf), [leaf], run)
+    return observed_sites(run(leaf), [leaf], run)

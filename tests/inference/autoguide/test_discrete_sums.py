@@ -25,7 +25,7 @@ def program(rows=None):
 
 
 def trace_of(model, nesting):
-    return summed("Test", poutine.trace(enumerated(model, nesting)).get_trace(), nesting)
+    return summed(poutine.trace(enumerated(model, nesting)).get_trace(), nesting)
 
 
 def test_the_factor_is_the_sum_over_all_values():
@@ -55,5 +55,5 @@ def continuous():
 
 @pytest.mark.parametrize("model", [other_plates, continuous, poutine.scale(program, 2.0)])
 def test_sums_that_are_not_by_rows(model):
-    with pytest.raises(ValueError, match=r"Test: expected sites of a sum over discrete ones .* Draw .* QuickNUTS"):
+    with pytest.raises(ValueError, match=r"AutoNNGP: expected sites of a sum over discrete ones .* Draw .* QuickNUTS"):
         trace_of(model, 2)

@@ -19,7 +19,7 @@ def test_masks_and_scales_weigh_the_density():
 
     leaf = F.clone().requires_grad_()
     with pyro.validation_enabled(False):
-        (site,) = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf], None)
+        (site,) = observed_sites(poutine.trace(program).get_trace(leaf), [leaf], None)
         want = torch.where(mask, 2 * dist.Poisson(F.exp()).log_prob(Y), 0.0)
         torch.testing.assert_close(site.log_prob(site.phi.detach()), want)
 
@@ -38,7 +38,7 @@ def test_a_scale_of_rows_weighs_each_entry_of_a_row():
             pyro.sample("y", dist.Poisson(leaf.exp()).to_event(1), obs=y)
 
     leaf = torch.tensor([[0.1, 0.5], [-0.3, 1.2]], dtype=torch.float64).requires_grad_()
-    (site,) = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf], None)
+    (site,) = observed_sites(poutine.trace(program).get_trace(leaf), [leaf], None)
     want = (scale[:, None] * dist.Poisson(leaf.detach().exp()).log_prob(y)).flatten()
     torch.testing.assert_close(site.log_prob(site.phi.detach()), want)
 

@@ -67,7 +67,7 @@ def test_quadrature_has_the_moments_of_the_normal_distribution(k):
         pyro.sample("z", dist.MultivariateNormal(phi, torch.eye(k, dtype=torch.float64)), obs=torch.ones(3, k))
 
     leaf = F.clone().requires_grad_()
-    _, site = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf], None)
+    _, site = observed_sites(poutine.trace(program).get_trace(leaf), [leaf], None)
     tril = torch.tril(torch.sin(torch.arange(3.0 * k * k, dtype=torch.float64)).reshape(3, k, k)) / 2
     found = site.expected_log_prob(Marginals(site.phi.detach(), tril))
     distance = (site.phi.detach() - 1).square().sum(-1) + (tril @ tril.mT).diagonal(dim1=-2, dim2=-1).sum(-1)

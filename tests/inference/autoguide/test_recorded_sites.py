@@ -20,7 +20,7 @@ def sites(program):
     def run(*at):
         return poutine.trace(program).get_trace(*at)
 
-    return observed_sites("Test", run(*leaves), leaves, run), leaves
+    return observed_sites(run(*leaves), leaves, run), leaves
 
 
 def poisson(f, level):
