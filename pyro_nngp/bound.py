@@ -41,7 +41,6 @@ class Bound:
         mean_function: plain copy of the mean function.
         jitter: relative nugget.
         latent_shape: () or (L,).
-        is_median: whether priors are at the medians of their guide, rather than at a draw.
         others: values of further hyperparameters of the method, and of its inducing points, by name.
         where: name of the method, for errors.
         trend: coefficients of the mean that predictions integrate over; None takes them as they are.
@@ -55,7 +54,6 @@ class Bound:
     mean_function: Any
     jitter: float
     latent_shape: tuple[int, ...] = ()
-    is_median: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
     where: str = "mean"
     trend: Trend | None = None
@@ -125,7 +123,10 @@ def read_program(owner: Any, values: Values) -> Bound:
 
 
 def read(owner: Any, values: Values, is_median: bool = False) -> Bound:
-    """The hyperparameters of a method at given values of those that have priors, without Pyro effects."""
+    """The hyperparameters of a method at given values of those that have priors, without Pyro effects.
+
+    `is_median`: whether these are the medians of their guide, rather than a draw.
+    """
     return _bound(owner, as_values(values), is_median)
 
 
@@ -151,7 +152,6 @@ def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
         mean,
         owner.jitter,
         owner.latent_shape,
-        is_median,
         others,
         type(owner).__name__,
         versions=versions_of(owner) if is_median and not is_transformed() else None,
