@@ -25,16 +25,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints, register_kl
+from torch.distributions import register_kl
 
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals.coregionalized import gathered, latent_covariances, outputs_of
 from pyro_nngp.conditionals.coregionalized_density import coregionalized_log_density
 from pyro_nngp.conditionals.mixed_precision import needs_float64
 from pyro_nngp.distributions.nngp import NNGP
-from pyro_nngp.distributions.sets import Sets
+from pyro_nngp.distributions.sets import OneSet
 from pyro_nngp.linalg import VecchiaFactor, add_diagonal, cholesky, half_solve
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import Batch
@@ -46,7 +45,7 @@ _REDUNDANT = 1e-12  # relative nugget of the information of the outputs at a poi
 _NONE = 1e-30  # information at a point without outputs
 
 
-class NNGPs(TorchDistribution):
+class NNGPs(OneSet):
     """L independent nearest-neighbor Gaussian processes on one batch of one graph, of event shape (L, U).
 
     Args:
@@ -56,10 +55,6 @@ class NNGPs(TorchDistribution):
     Raises:
         ValueError: if there is none, they differ in the batch, or have batch dimensions.
     """
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
-    support = constraints.independent(constraints.real, 2)
-    has_rsample = True
 
     def __init__(self, priors: Sequence[NNGP], count: int | None = None, validate_args: bool | None = None) -> None:
         if not priors or any(prior.batch is not priors[0].batch or prior.batch_shape for prior in priors):
@@ -96,10 +91,8 @@ class NNGPs(TorchDistribution):
         factors = [prior.factor.prepared() for prior in self.priors]
         return factors * self.event_shape[0] if len(factors) == 1 else factors
 
-    def log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
+    def _log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
         """Log density, summed over latent functions and the batch's targets."""
-        if self._validate_args:
-            self._validate_sample(value)
         parts = [prior.log_prob(value[..., number, :]) for number, prior in enumerate(self.each)]
         return torch.stack(parts).sum(0)
 
@@ -107,13 +100,8 @@ class NNGPs(TorchDistribution):
         """Exact joint draws."""
         return torch.stack([prior.rsample(sample_shape) for prior in self.each], -2)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGPs | Sets":
-        """Independent copies, see :class:`~pyro_nngp.distributions.sets.Sets`."""
-        shape = torch.Size(batch_shape)
-        return Sets([self] * shape.numel(), shape) if shape else self
 
-
-class CoregionalizedPosterior(TorchDistribution):
+class CoregionalizedPosterior(OneSet):
     r"""L nearest-neighbor priors times Gaussian sites of T outputs, of event shape (L, U).
 
     Draws over all points without gradients are exact and joint; otherwise independent between points, with the joint
@@ -133,10 +121,6 @@ class CoregionalizedPosterior(TorchDistribution):
     Raises:
         ValueError: if shapes disagree.
     """
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
-    support = constraints.independent(constraints.real, 2)
-    has_rsample = True
 
     def __init__(
         self,
@@ -186,10 +170,8 @@ class CoregionalizedPosterior(TorchDistribution):
         draws = [posterior.draw(mean).to(self.loc) for _ in range(shape.numel())]
         return torch.stack(draws).reshape(*shape, *self.loc.shape)
 
-    def log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
+    def _log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
         """Log density: prior times sites over the evidence of the sites, each summed over the targets of the batch."""
-        if self._validate_args:
-            self._validate_sample(value)
         rows = self.prior.batch.targets
         f = torch.einsum("utl,...lu->...tu", self.loading, value)[..., rows]
         site = _log_normal(self.target[:, rows], f, self.precision[:, rows]).sum((-2, -1))
@@ -217,11 +199,6 @@ class CoregionalizedPosterior(TorchDistribution):
         log_root = torch.where(seen, self.precision[:, batch.targets], 1.0).log().sum(0) / 2
         density = density + log_root - rest[batch.targets] / 2 - seen.sum(0).to(values) * _LOG_TWO_PI / 2
         return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior | Sets":
-        """Independent copies, see :class:`~pyro_nngp.distributions.sets.Sets`."""
-        shape = torch.Size(batch_shape)
-        return Sets([self] * shape.numel(), shape) if shape else self
 
 
 @register_kl(CoregionalizedPosterior, NNGPs)

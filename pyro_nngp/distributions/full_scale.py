@@ -43,16 +43,16 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_new_inputs, check_number, check_same_kind, check_tensor, fail
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape, validation
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.low_rank import LowRank
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP, check_prior, check_values, draw_appended
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, cholesky, factor_solve, half_solve
@@ -60,7 +60,7 @@ from pyro_nngp.linalg.neighbor_products import combined
 from pyro_nngp.neighbors import NeighborGraph
 
 
-class FullScaleNNGP(TorchDistribution):
+class FullScaleNNGP(Expandable):
     r"""Zero-mean full-scale Gaussian process over the values, or noisy observations, at the points of a graph.
 
     As a site of a program it is sampled by NUTS, and its hyperparameters are learned by SVI or any optimizer. With
@@ -82,7 +82,6 @@ class FullScaleNNGP(TorchDistribution):
         NotImplementedError: for a kernel whose hyperparameters have batch dimensions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
     has_rsample = True
 
@@ -111,13 +110,7 @@ class FullScaleNNGP(TorchDistribution):
             cure = "Build one for each set."
             actual = f"a batch {tuple(self.kernel.batch_shape)}"
             fail(where, "hyperparameters", "of one set", actual, cure, NotImplementedError)
-        super().__init__(torch.Size(), graph.x.shape[:1], validate_args=validation("FullScaleNNGP", validate_args))
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "FullScaleNNGP":
-        """Independent copies, one per index of `batch_shape`, that share what is computed once."""
-        new = self._get_checked_instance(FullScaleNNGP, _instance)
-        new.__dict__.update(self.__dict__, _batch_shape=torch.Size(batch_shape))
-        return new
+        super().__init__(torch.Size(), graph.x.shape[:1], validate_args=validate_args)
 
     def __repr__(self) -> str:
         return f"FullScaleNNGP({len(self.inducing)} inducing points, {self.graph!r})"
@@ -162,10 +155,8 @@ class FullScaleNNGP(TorchDistribution):
         """Zero."""
         return self.graph.x.new_zeros(self._extended_shape())
 
-    def log_prob(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*R"]:
+    def _log_prob(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*R"]:
         """Log density of values at all points, f integrated out if there is noise."""
-        if self._validate_args:
-            self._validate_sample(value)
         white = self.residual.whiten(value)
         quadratic = white.square().sum(-1) - half_solve(self._tril, self._linear(white)).square().sum((-2, -1)).to(
             value

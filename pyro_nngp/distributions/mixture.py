@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import fail
-from pyro_nngp._kinds import check_kind, check_sequence, draws_shape, validation
+from pyro_nngp._kinds import check_kind, check_sequence, draws_shape
+from pyro_nngp.distributions.expandable import Expandable
 
 
-class Mixture(TorchDistribution):
+class Mixture(Expandable):
     r""":math:`p(y) = \frac1S \sum_s p_s(y)`.
 
     Args:
@@ -26,8 +26,6 @@ class Mixture(TorchDistribution):
     Raises:
         ValueError: if there is none, or their shapes differ.
     """
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
 
     def __init__(self, components: Sequence[Distribution], validate_args: bool | None = None) -> None:
         cure = "Give a list of distributions."
@@ -38,22 +36,15 @@ class Mixture(TorchDistribution):
         if len(shapes) != 1:
             fail("Mixture", "components", "of one shape", sorted(shapes), "Give at least one; expand the others.")
         self.components = tuple(components)
-        super().__init__(
-            components[0].batch_shape, components[0].event_shape, validate_args=validation("Mixture", validate_args)
-        )
+        super().__init__(components[0].batch_shape, components[0].event_shape, validate_args=validate_args)
+
+    batched = ("components",)
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint | None:
         return self.components[0].support
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "Mixture":
-        new = self._get_checked_instance(Mixture, _instance)
-        Mixture.__init__(new, [c.expand(batch_shape) for c in self.components], validate_args=self._validate_args)
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         log_probs = torch.stack([c.log_prob(value) for c in self.components])
         return log_probs.logsumexp(0) - math.log(len(self.components))
 

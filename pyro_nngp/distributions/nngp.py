@@ -17,7 +17,6 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.distributions import Distribution, constraints
@@ -33,8 +32,9 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape, validation
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind
 from pyro_nngp.kernels.binding import check_covariance
@@ -43,7 +43,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
 
-class NNGP(TorchDistribution):
+class NNGP(Expandable):
     r"""Zero-mean nearest-neighbor Gaussian process over the values at the points of a graph.
 
     Values are in the row order of ``graph.x``, whatever the ordering of the graph. With `batch`, the distribution is
@@ -72,7 +72,6 @@ class NNGP(TorchDistribution):
     Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
     has_rsample = True
 
@@ -104,15 +103,7 @@ class NNGP(TorchDistribution):
         batch_shape = self._conditionals.kernel.batch_shape
         if batch_shape is None:  # such a kernel may read Pyro sites when called: call it in the model
             batch_shape = self.conditionals[1].shape[:-1]
-        super().__init__(batch_shape, self.batch.rows.shape, validate_args=validation("NNGP", validate_args))
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGP":
-        """Independent copies, one per index of `batch_shape`, that share the conditionals."""
-        new = self._get_checked_instance(NNGP, _instance)
-        new.graph, new.batch, new._conditionals = self.graph, self.batch, self._conditionals
-        super(NNGP, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        super().__init__(batch_shape, self.batch.rows.shape, validate_args=validate_args)
 
     def at_batch(self, batch: Batch | None = None) -> "NNGP":
         """This distribution on another batch of its graph; None is all points."""
@@ -182,10 +173,8 @@ class NNGP(TorchDistribution):
         w, _ = self.conditionals
         return values_at(value, self.batch.targets) - (w * values_at(value, self.batch.neighbors)).sum(-1)
 
-    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R"]:
+    def _log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R"]:
         """Sum over the batch's targets of the log density given their neighbors."""
-        if self._validate_args:
-            self._validate_sample(value)
         _, var = self.conditionals
         log_prob = -0.5 * (self.residual(value).square() / var + var.log() + math.log(2 * math.pi)).sum(-1)
         return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))

@@ -6,14 +6,13 @@ Communications in Statistics, for the density. Cost: O(1) per value.
 """
 
 import math
-from typing import Any
 
 import torch
 from pyro.distributions import AsymmetricLaplace, constraints
 from torch import Tensor
 from torch.special import erfcx, log_ndtr
 
-from pyro_nngp._kinds import broadcast, draws_shape, validation
+from pyro_nngp._kinds import broadcast
 from pyro_nngp.distributions.expandable import Expandable
 
 
@@ -44,7 +43,7 @@ class NormalLaplace(Expandable):
         self.loc, self.var, self.quantile, self.scale = broadcast(
             "NormalLaplace", loc=loc, var=var, quantile=quantile, scale=scale
         )
-        super().__init__(self.loc.shape, validate_args=validation("NormalLaplace", validate_args))
+        super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -54,18 +53,14 @@ class NormalLaplace(Expandable):
     def variance(self) -> Tensor:
         return self.var + asymmetric_laplace(self.loc, self.quantile, self.scale).variance
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         tau, distance = self.quantile, value - self.loc
         sides = torch.logaddexp(self._side(distance, tau), self._side(-distance, 1 - tau))
         return sides + (tau * (1 - tau) / self.scale).log()
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape = self._extended_shape(draws_shape("NormalLaplace.sample", sample_shape))
-            noise = asymmetric_laplace(torch.zeros_like(self.loc), self.quantile, self.scale).expand(shape).sample()
-            return self.loc + self.var.sqrt() * torch.randn_like(noise) + noise
+    def _draw(self, shape: torch.Size) -> Tensor:
+        noise = asymmetric_laplace(torch.zeros_like(self.loc), self.quantile, self.scale).expand(shape).sample()
+        return self.loc + self.var.sqrt() * torch.randn_like(noise) + noise
 
     def _side(self, distance: Tensor, rate: Tensor) -> Tensor:
         """log E exp(-rate e / s) [e > 0] for e ~ N(distance, var): two forms, each where it does not cancel."""

@@ -38,7 +38,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints, register_kl
 
-from pyro_nngp._kinds import broadcast, draws_shape, validation
+from pyro_nngp._kinds import broadcast, draws_shape
 from pyro_nngp._memory import at_once
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.native import polya_gamma as compiled
@@ -77,7 +77,7 @@ class PolyaGamma(Expandable):
     ) -> None:
         self.concentration, self.tilt = broadcast("PolyaGamma", concentration=concentration, tilt=tilt)
         self._unit = _is_one(concentration)
-        super().__init__(self.concentration.shape, validate_args=validation("PolyaGamma", validate_args))
+        super().__init__(self.concentration.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Float[Tensor, "..."]:
@@ -89,9 +89,7 @@ class PolyaGamma(Expandable):
         """b (sinh c - c) / (4 c^3 cosh^2(c / 2))."""
         return self.concentration / 16 * _tanhc_slope(self.tilt / 2)
 
-    def log_prob(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         b, c = self.concentration, self.tilt
         start = log_density_of_one(value) if self._unit else log_density(value.double(), b.double()).to(value.dtype)
         return start + b * log_cosh(c / 2) - c.square() * value / 2

@@ -7,14 +7,13 @@ positive value of the Tweedie distribution.
 """
 
 import math
-from typing import Any
 
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from pyro_nngp._kinds import broadcast, draws_shape, validation
+from pyro_nngp._kinds import broadcast
 from pyro_nngp.distributions.expandable import Expandable
 
 _TERMS = 160  # of the series
@@ -35,7 +34,7 @@ class InverseGaussian(Expandable):
 
     def __init__(self, log_mean: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
         self.log_mean, self.concentration = broadcast("InverseGaussian", log_mean=log_mean, concentration=concentration)
-        super().__init__(self.log_mean.shape, validate_args=validation("InverseGaussian", validate_args))
+        super().__init__(self.log_mean.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -45,20 +44,16 @@ class InverseGaussian(Expandable):
     def variance(self) -> Tensor:
         return (3 * self.log_mean).exp() / self.concentration
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         misfit = value * (-2 * self.log_mean).exp() - 2 * (-self.log_mean).exp() + 1 / value
         return (self.concentration.log() - math.log(2 * math.pi) - 3 * value.log() - self.concentration * misfit) / 2
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape = self._extended_shape(draws_shape("InverseGaussian.sample", sample_shape))
-            mean = self.mean.expand(shape)
-            chi = torch.randn_like(mean)
-            w = mean * chi.square() / (2 * self.concentration)
-            ratio = 1 / (1 + w + (w * (w + 2)).sqrt())  # the smaller root, over the mean, without cancellation
-            return mean * torch.where(torch.rand_like(mean) * (1 + ratio) <= 1, ratio, 1 / ratio)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        mean = self.mean.expand(shape)
+        chi = torch.randn_like(mean)
+        w = mean * chi.square() / (2 * self.concentration)
+        ratio = 1 / (1 + w + (w * (w + 2)).sqrt())  # the smaller root, over the mean, without cancellation
+        return mean * torch.where(torch.rand_like(mean) * (1 + ratio) <= 1, ratio, 1 / ratio)
 
 
 class GeneralizedPareto(Expandable):
@@ -79,7 +74,7 @@ class GeneralizedPareto(Expandable):
         self.log_scale, self.concentration = broadcast(
             "GeneralizedPareto", log_scale=log_scale, concentration=concentration
         )
-        super().__init__(self.log_scale.shape, validate_args=validation("GeneralizedPareto", validate_args))
+        super().__init__(self.log_scale.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -91,9 +86,7 @@ class GeneralizedPareto(Expandable):
         finite = (1 - 2 * self.concentration).clamp(min=torch.finfo(self.log_scale.dtype).tiny)
         return torch.where(self.concentration < 0.5, self.mean.square() / finite, torch.inf)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return -self.log_scale - (1 + 1 / self.concentration) * self._log_ratio(value)
 
     def cdf(self, value: Tensor) -> Tensor:
@@ -102,10 +95,8 @@ class GeneralizedPareto(Expandable):
     def icdf(self, value: Tensor) -> Tensor:
         return self._at(-torch.log1p(-value))
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape = self._extended_shape(draws_shape("GeneralizedPareto.sample", sample_shape))
-            return self._at(torch.empty(shape, dtype=self.log_scale.dtype, device=self.log_scale.device).exponential_())
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return self._at(torch.empty(shape, dtype=self.log_scale.dtype, device=self.log_scale.device).exponential_())
 
     def _log_ratio(self, value: Tensor) -> Tensor:
         """log(1 + xi y / sigma)."""
@@ -138,7 +129,7 @@ class Tweedie(Expandable):
     def __init__(self, log_mean: Tensor, dispersion: Tensor, power: Tensor, validate_args: bool | None = None) -> None:
         self.log_mean = broadcast("Tweedie", log_mean=log_mean, dispersion=dispersion, power=power)[0]
         self.dispersion, self.power = dispersion, power
-        super().__init__(self.log_mean.shape, validate_args=validation("Tweedie", validate_args))
+        super().__init__(self.log_mean.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -148,20 +139,17 @@ class Tweedie(Expandable):
     def variance(self) -> Tensor:
         return self.dispersion * (self.power * self.log_mean).exp()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         first, second = ((k - self.power) * self.log_mean for k in (1, 2))
         return tweedie_log_prob(value, first.exp(), second.exp(), self.dispersion, self.power)
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape, p = self._extended_shape(draws_shape("Tweedie.sample", sample_shape)), self.power
-            rate = ((2 - p) * self.log_mean).exp() / (self.dispersion * (2 - p))
-            number = torch.poisson(rate.expand(shape))
-            scale = self.dispersion * (p - 1) * ((p - 1) * self.log_mean).exp()
-            total = torch._standard_gamma((number * (2 - p) / (p - 1)).clamp(min=torch.finfo(p.dtype).tiny))
-            return torch.where(number > 0, total * scale, 0.0)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        p = self.power
+        rate = ((2 - p) * self.log_mean).exp() / (self.dispersion * (2 - p))
+        number = torch.poisson(rate.expand(shape))
+        scale = self.dispersion * (p - 1) * ((p - 1) * self.log_mean).exp()
+        total = torch._standard_gamma((number * (2 - p) / (p - 1)).clamp(min=torch.finfo(p.dtype).tiny))
+        return torch.where(number > 0, total * scale, 0.0)
 
 
 def tweedie_log_prob(value: Tensor, first: Tensor, second: Tensor, dispersion: Tensor, power: Tensor) -> Tensor:

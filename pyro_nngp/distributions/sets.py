@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
 
 
 class Sets(TorchDistribution):
@@ -88,6 +89,18 @@ class Sets(TorchDistribution):
         first = torch.Size(sample_shape)
         draws = torch.stack([getattr(part, method)(first) for part in self.parts], len(first))
         return draws.unflatten(len(first), self.batch_shape)
+
+
+class OneSet(Expandable):
+    """A distribution over (L, U) that has no batch dimensions; its expansions are :class:`Sets`."""
+
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """Independent copies."""
+        shape = torch.Size(batch_shape)
+        return Sets([self] * shape.numel(), shape) if shape else self
 
 
 @register_kl(Sets, Distribution)

@@ -121,10 +121,8 @@ class SitePosterior(Expandable):
         draws = [draw_posterior(*one) for one in each]
         return torch.stack(draws).reshape(shape)
 
-    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
+    def _log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
         """Log density: prior times sites over the evidence of the sites, each summed over the targets of the batch."""
-        if self._validate_args:
-            self._validate_sample(value)
         rows = self.prior.batch.targets
         target, precision = self.target[..., rows], self.precision[..., rows]
         site = _log_normal(target, value[..., rows], precision)

@@ -26,7 +26,7 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp._indexing import values_at
-from pyro_nngp._kinds import draws_shape, validation
+from pyro_nngp._kinds import draws_shape
 from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
@@ -89,9 +89,7 @@ class SparseCholeskyNormal(Expandable):
         self.loc, self.scale, self.pattern, self.rows, self.targets = loc, scale, pattern, rows, targets
         self.weights = torch.where(pattern >= 0, weights, 0.0)
         self._drawn: tuple[Tensor, Tensor] | None = None
-        super().__init__(
-            loc.shape[:-1], loc.shape[-1:], validate_args=validation("SparseCholeskyNormal", validate_args)
-        )
+        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:
@@ -127,15 +125,13 @@ class SparseCholeskyNormal(Expandable):
         self._drawn = value, white
         return value
 
-    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
+    def _log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
         """Log density, by forward substitution over the dependency levels of the pattern.
 
         Raises:
             ValueError: for a value that this object did not draw, if R has off-diagonal entries and only some rows are
                 given: that density needs the whole factor.
         """
-        if self._validate_args:
-            self._validate_sample(value)
         white = self._whiten(value)
         log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * math.log(2 * math.pi)
         return (log_prob if self.targets is None else log_prob[..., self.targets]).sum(-1)

@@ -69,9 +69,7 @@ class ZeroMeanNormal(Expandable):
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
         return self.full.rsample(sample_shape)
 
-    def log_prob(self, value: Float[Tensor, "... H"]) -> Float[Tensor, "..."]:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Float[Tensor, "... H"]) -> Float[Tensor, "..."]:
         return self.full.log_prob(value)
 
 

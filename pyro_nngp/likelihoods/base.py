@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
 from pyro_nngp._kinds import check_broadcast
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.hyperparameters import GPModule, bound_copy
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.likelihoods.observations import PseudoObservations
@@ -246,7 +246,7 @@ class Likelihood(GPModule):
         return loc.reshape(shape) + var.sqrt().reshape(shape) * t
 
 
-class Marginal(TorchDistribution):
+class Marginal(Expandable):
     r"""The distribution of y for :math:`f \sim N(loc, var)`, :math:`y \sim p(y \mid f)`, where no closed form is known.
 
     Draws are exact. Log-densities move their nodes to the data (one latent) or average over quasi-random nodes
@@ -257,8 +257,6 @@ class Marginal(TorchDistribution):
         loc: means of f, of the batch shape; (L, \*batch) for L latents.
         var: variances of f, of the same shape.
     """
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
 
     def __init__(
         self,
@@ -290,9 +288,7 @@ class Marginal(TorchDistribution):
             noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
             return self._conditional(noise).sample()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         whole = self.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         if self._latents:
             nodes, weights = self.likelihood._nodes(whole.loc)

@@ -214,7 +214,7 @@ class _Ends(NamedTuple):
 class _Clamped(Expandable):
     """A normal or log-normal value clamped to limits."""
 
-    batched = ()
+    batched = ("values",)
     has_atoms = True  # at the limits
 
     def __init__(
@@ -227,9 +227,6 @@ class _Clamped(Expandable):
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> constraints.Constraint:
         return _Recorded(0.0 if self._is_log else -math.inf, *self._given)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "_Clamped":
-        return _Clamped(self.values.expand(batch_shape), *self._given, self._validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -244,9 +241,7 @@ class _Clamped(Expandable):
         low, high = self._ends
         return torch.where(value >= high, 1.0, torch.where(value < low, 0.0, below))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         low, high = (self._standardized(limit) for limit in self._ends)
         is_seen = self._ends.inside(value)
         inside = self.values.log_prob(torch.where(is_seen, value, _finite(*self._ends, value)))

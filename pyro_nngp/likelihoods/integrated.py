@@ -56,9 +56,7 @@ class Expected(Mixture):
         Expected.__init__(new, self.likelihood, loc, var, self._validate_args)
         return new
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         terms = [self.likelihood.expected_log_prob(value, *pair) for pair in zip(self.loc, self.var, strict=True)]
         return torch.stack(terms).mean(0)
 

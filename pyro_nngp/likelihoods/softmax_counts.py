@@ -124,9 +124,7 @@ class _SoftmaxCounts(Expandable):
             within = 2 * torch.autograd.grad(total, var)[0].movedim(0, -2)
         return self.trials * within + self.trials**2 * (shares * (1 - shares) - within).clamp(min=0)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         value, loc, var = torch.broadcast_tensors(value.to(self.loc), self.loc, self.var)
         density = _log_coefficient(value).to(loc)
         if bool((var > 0).any()):
@@ -135,17 +133,15 @@ class _SoftmaxCounts(Expandable):
             density = density + (value * loc.log_softmax(-2)).sum(-2)
         return _first_kind(density, loc.shape[-2])
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape = (*sample_shape, *self.loc.shape)
-            left = torch.as_tensor(self.trials).to(self.loc).expand(*shape[:-2], shape[-1])
-            shares, rest, counts = self._draw(shape).softmax(-2), torch.ones_like(left), []
-            for share in shares.unbind(-2)[:-1]:  # each kind is binomial of the remainder
-                counts.append(torch.binomial(left.contiguous(), (share / rest.clamp(min=1e-30)).clamp(0, 1)))
-                left, rest = left - counts[-1], rest - share
-            return torch.stack([*counts, left], -2)
+    def _draw(self, shape: torch.Size) -> Tensor:
+        left = torch.as_tensor(self.trials).to(self.loc).expand(*shape[:-2], shape[-1])
+        shares, rest, counts = self._latent_draw(shape).softmax(-2), torch.ones_like(left), []
+        for share in shares.unbind(-2)[:-1]:  # each kind is binomial of the remainder
+            counts.append(torch.binomial(left.contiguous(), (share / rest.clamp(min=1e-30)).clamp(0, 1)))
+            left, rest = left - counts[-1], rest - share
+        return torch.stack([*counts, left], -2)
 
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+    def _latent_draw(self, shape: tuple[int, ...]) -> Tensor:
         return self.loc + self.var.sqrt() * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
 
     def _shares(self) -> Tensor:

@@ -155,15 +155,12 @@ class _Hurdle(Expandable):
     """Zero with probability `gate`, else a draw of `positive`."""
 
     support = constraints.nonnegative_integer
-    batched = ("gate",)
+    batched = "gate", "positive"
 
     def __init__(self, gate: Tensor, positive: Any, validate_args: bool | None = None) -> None:
         shape = torch.broadcast_shapes(gate.shape, positive.batch_shape)
         self.gate, self.positive = gate.expand(shape), positive.expand(shape)
         super().__init__(shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "_Hurdle":
-        return _Hurdle(self.gate, self.positive.expand(batch_shape), self._validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -173,9 +170,7 @@ class _Hurdle(Expandable):
     def variance(self) -> Tensor:
         return (1 - self.gate) * (self.positive.variance + self.positive.mean.square()) - self.mean.square()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         counted = torch.log1p(-self.gate) + self.positive.log_prob(value.clamp(min=1))
         return torch.where(value > 0, counted, self.gate.log())
 
@@ -189,14 +184,11 @@ class _ZeroTruncated(Expandable):
     """A Poisson or negative binomial distribution given that the count is positive."""
 
     support = constraints.positive_integer
-    batched = ()
+    batched = ("counts",)
 
     def __init__(self, counts: Any, validate_args: bool | None = None) -> None:
         self.counts = counts
         super().__init__(counts.batch_shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "_ZeroTruncated":
-        return _ZeroTruncated(self.counts.expand(batch_shape), self._validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -207,21 +199,17 @@ class _ZeroTruncated(Expandable):
         square = (self.counts.variance + self.counts.mean.square()) / -torch.expm1(self._log_zero())
         return square - self.mean.square()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return self.counts.log_prob(value) - torch.log(-torch.expm1(self._log_zero()))
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
-            rate = -self._log_zero().expand(shape)
-            time = (torch.log1p(torch.rand_like(rate) * torch.expm1(-rate)) / -rate).clamp(0, 1)
-            if isinstance(self.counts, dist.Poisson):
-                return 1 + torch.poisson(rate * (1 - time))
-            logits = self.counts.logits.expand(shape)
-            size = (self.counts.total_count * (1 - time)).clamp(min=torch.finfo(rate.dtype).tiny)
-            return _logarithmic(logits) + dist.NegativeBinomial(size, logits=logits).sample()
+    def _draw(self, shape: torch.Size) -> Tensor:
+        rate = -self._log_zero().expand(shape)
+        time = (torch.log1p(torch.rand_like(rate) * torch.expm1(-rate)) / -rate).clamp(0, 1)
+        if isinstance(self.counts, dist.Poisson):
+            return 1 + torch.poisson(rate * (1 - time))
+        logits = self.counts.logits.expand(shape)
+        size = (self.counts.total_count * (1 - time)).clamp(min=torch.finfo(rate.dtype).tiny)
+        return _logarithmic(logits) + dist.NegativeBinomial(size, logits=logits).sample()
 
     def _log_zero(self) -> Tensor:
         """The log probability of a zero, accurate where it is tiny."""
