@@ -90,3 +90,14 @@ def stop_at(step):
             raise RuntimeError("power cut")
 
     return callback
+
+
+def poison(model, at):
+    """A callback that spoils a parameter after a step."""
+
+    def callback(step, loss):
+        if step == at:
+            with torch.no_grad():
+                model.loc.fill_(torch.nan)
+
+    return callback

@@ -314,6 +314,19 @@ def test_one_point_is_a_row(name, call):
         getattr(gp, call)(x[0], *more)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x[:, [0, 1, 1]], r"\w+\.forward: expected x_new with 2 columns, as x has, got 3"),
+        (lambda x: x.float(), r"\w+\.forward: expected x_new of the dtype of x"),
+        (lambda x: x / 0, r"\w+\.forward: expected x_new to be finite"),
+    ],
+)
+def test_wrong_places_are_refused(name, change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build(name)(change(data()[0]))
+
+
 def test_no_points_are_no_single_point():
     gp, (x, _) = build("Vecchia"), data()
     empty = r"expected x_new of shape \(N, D\) .* got \(0, 2\)\. Give at least one row and one column"

@@ -76,15 +76,6 @@ def test_few_neighbors_give_the_mean_of_dense_blocks():
 
 
 @methods
-def test_disjoint_batches_average_exactly(method):
-    x, y = waves(N)
-    gp = model(x, y, num_neighbors=5, method=method)
-    parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
-    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
-    assert -float(gp.log_prob(batch_size=9)) == pytest.approx(loss(gp), rel=1e-12)
-
-
-@methods
 def test_outputs_with_means_of_their_own(method):
     def mean(x):
         return torch.stack([1 + x[:, 0], 2 * x[:, 1], -x.sum(-1)], -1)

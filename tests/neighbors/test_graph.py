@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.neighbors import distances, grid, manhattan, nearest_rows, points, predecessors
+from oracles.neighbors import distances, grid, manhattan, nearest_rows, points, predecessors, same_graphs
 
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.ordering import make_ordering
@@ -203,13 +203,6 @@ def test_levels_come_one_above_their_highest_neighbor(ordering):
     assert graph.levels() is levels
 
 
-def same(one, two):
-    probe = points(5) + 0.1
-    return torch.equal(one.neighbors, two.neighbors) and torch.equal(
-        one.query(probe.to(one.x)), two.query(probe.to(two.x))
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpu_gives_the_same_graph():
@@ -218,7 +211,7 @@ def test_gpu_gives_the_same_graph():
     assert two.neighbors.is_cuda
     assert torch.equal(one.neighbors, two.neighbors.cpu())
     assert torch.equal(one.query(x[:9] + 0.1), two.query(x[:9].cuda() + 0.1).cpu())
-    assert same(one, two.cpu())
+    assert same_graphs(one, two.cpu())
 
 
 @pytest.mark.parametrize(

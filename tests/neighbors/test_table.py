@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from oracles.neighbors import distances, grid, manhattan, nearest_rows, points, predecessors
+from oracles.neighbors import distances, grid, manhattan, nearest_rows, points, predecessors, same_graphs
 
 from pyro_nngp.neighbors import table as neighbor_table
 from pyro_nngp.neighbors.graph import NeighborGraph
@@ -133,26 +133,19 @@ def test_new_points_with_lengthscales_a_metric_and_more_neighbors_than_points():
         assert torch.equal(found, want[10:])
 
 
-def same(one, two):
-    probe = points(5) + 0.1
-    return torch.equal(one.neighbors, two.neighbors) and torch.equal(
-        one.query(probe.to(one.x)), two.query(probe.to(two.x))
-    )
-
-
 def test_state_round_trip_into_another_graph():
     graph = NeighborGraph(points(), K, "maximin", metric=torch.tensor([0.2, 1.0], dtype=F64))
     other = NeighborGraph(points() + 5, K)
-    assert not same(graph, other)
+    assert not same_graphs(graph, other)
     other.levels()
     assert set(graph.state_dict()) == {"x", "order", "neighbors", "lengthscale"}
     other.load_state_dict(graph.state_dict())
-    assert same(graph, other)
+    assert same_graphs(graph, other)
     assert all(map(torch.equal, graph.levels(), other.levels()))
     holder = torch.nn.ModuleDict({"graph": NeighborGraph(points() + 5, K)})
     holder["graph"].query(points(2))
     holder.load_state_dict({f"graph.{key}": value for key, value in graph.state_dict().items()})
-    assert same(graph, holder["graph"])
+    assert same_graphs(graph, holder["graph"])
 
 
 def test_loading_does_not_write_into_the_users_tensors():
@@ -170,7 +163,7 @@ def test_copies_and_pickles():
     torch.save(graph, file)
     file.seek(0)
     for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), torch.load(file, weights_only=False)):
-        assert same(graph, other)
+        assert same_graphs(graph, other)
         assert all(map(torch.equal, graph.levels(), other.levels()))
 
 

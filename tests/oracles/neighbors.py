@@ -80,3 +80,10 @@ def points(n=300, dim=2, dtype=F64):
 
 def grid(a=15, b=20):
     return torch.cartesian_prod(torch.arange(a, dtype=F64), torch.arange(b, dtype=F64))
+
+
+def same_graphs(one, two):
+    """Whether two graphs have the same neighbors, and find the same ones of new points."""
+    probe = points(5) + 0.1
+    found = (graph.query(probe.to(graph.x)) for graph in (one, two))
+    return torch.equal(one.neighbors, two.neighbors) and torch.equal(*found)

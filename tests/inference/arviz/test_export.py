@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from builders import slow_except
+from oracles.dense import dense_cholesky
 from pyro import poutine
 from pyro.infer import MCMC, NUTS
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -412,25 +413,14 @@ def test_method_densities_inputs_and_batch(gp):
     assert idata.constant_data["x"].dims == ("data", "input_dim")
     np.testing.assert_array_equal(idata.constant_data["x"].sel(input_dim="north"), gp.x[:, 1])
     u = tensor(idata.posterior["u"])[0]
-    q = dist.MultivariateNormal(gp.q.distribution().loc, scale_tril=_dense_root(gp))
+    root = dense_cholesky(gp.q.distribution())
+    q = dist.MultivariateNormal(gp.q.distribution().loc, root @ root.mT)
     torch.testing.assert_close(tensor(idata.sample_stats["log_q"])[0], q.log_prob(u).detach(), rtol=1e-9, atol=0)
     rows = torch.tensor([5, 1])
     part = to_arviz(gp, rows, num_samples=2, var_names=["f"])
     assert list(part.posterior) == ["f"]
     assert part.posterior["data"].values.tolist() == [5, 1]
     np.testing.assert_array_equal(part.constant_data["x"], gp.x[rows])
-
-
-def _dense_root(gp):
-    q = gp.q.distribution()
-    order = gp.graph.order
-    root = torch.diag(q.scale)
-    for i, row in enumerate(q.pattern):
-        root[i, row[row >= 0]] = q.weights[i, row >= 0]
-    # Lower triangular in the ordering, so a Cholesky factor of the permuted covariance; back in the rows of x:
-    cov = root @ root.mT
-    assert torch.equal(root[order][:, order], root[order][:, order].tril())
-    return torch.linalg.cholesky(cov)
 
 
 def test_var_names_keep_and_leave_out():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 from torch import nn
-from training import BY_GRADIENTS, SETTINGS, Line, N, assert_same, stop_at, values, vnngp
+from training import BY_GRADIENTS, SETTINGS, Line, N, assert_same, poison, stop_at, values, vnngp
 
 from pyro_nngp.inference import (
     Checkpoint,
@@ -147,15 +147,6 @@ def test_a_killed_process_resumes(tmp_path):
     assert load_checkpoint(path)["run"]["step"] == 6
     want, resumed = fit(vnngp(), 12, **SETTINGS), fit(vnngp(), 12, checkpoint=path, **SETTINGS)
     assert torch.equal(resumed.losses, want.losses)
-
-
-def poison(model, at):
-    def callback(step, loss):
-        if step == at:
-            with torch.no_grad():
-                model.loc.fill_(torch.nan)
-
-    return callback
 
 
 @pytest.mark.filterwarnings("ignore:Encountered NaN")

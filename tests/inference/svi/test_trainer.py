@@ -14,7 +14,7 @@ from builders import slow_except
 from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule, PyroSample, pyro_method
 from torch import nn
-from training import SETTINGS, Line, assert_same, bumps, stop_at, values, vecchia, vnngp
+from training import SETTINGS, Line, assert_same, bumps, poison, stop_at, values, vecchia, vnngp
 
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
 from pyro_nngp.inference.checkpoint import load_checkpoint
@@ -408,15 +408,6 @@ def test_steps_on_all_rows_end_where_they_gain_less_than_a_tenth_of_the_toleranc
     result = fit(descent, optimizer="lbfgs", tolerance=0.5, progress=False)
     assert descent.p.item() == pytest.approx(20, abs=0.5)
     assert result.converged
-
-
-def poison(model, at):
-    def callback(step, loss):
-        if step == at:
-            with torch.no_grad():
-                model.loc.fill_(torch.nan)
-
-    return callback
 
 
 def test_best_state_and_scores_survive_a_stop(tmp_path):
