@@ -14,8 +14,8 @@ by the square root of the number of points.
 
 The posterior of the program is kept exactly, whatever the map.
 
-Cost: a map takes O(N K) additions, and none of its parts K^3. Preparing it takes what the base class takes, and 2 h
-factorizations more. Symbols: h hyperparameters, N points, K neighbors.
+Cost: a map takes O(N K) additions, and none of its parts K^3. Preparing it takes what the base class takes. Symbols:
+h hyperparameters, N points, K neighbors.
 """
 
 from typing import Any
@@ -26,28 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._wrappers import base_distribution
-from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
-from pyro_nngp.inference.autoguide.transport import At, Effects, Map, Place, Transported, levels_of, prior_of
+from pyro_nngp.inference.autoguide.transport import At, Effects, Place, Transported, levels_of, prior_of
 from pyro_nngp.linalg import solve_triangular
-
-
-class FixedTransport(Transported):
-    """A program in the coordinates of a guide, by a map that is linear in the values of processes.
-
-    The priors of processes keep their distributions in traces, for densities on a minibatch of their conditionals. The
-    log volume of the map is the factor ``_volume``.
-    """
-
-    def _map_of(self, guide: AutoNNGP) -> Map:
-        return _FixedMap(guide)
-
-    def _run(self, places: dict[str, Place], args: tuple, kwargs: dict[str, Any]) -> Any:
-        processes = {name: place for name, place in places.items() if isinstance(place, _Process)}
-        with _AtProcesses(places, processes):
-            result = self.original(*args, **kwargs)
-        pyro.factor("_volume", sum(place.volume for place in processes.values()))
-        return result
 
 
 class _Process:
@@ -77,65 +58,54 @@ class _AtProcesses(At):
         msg["is_observed"] = True
 
 
-class _FixedMap(Map):
-    """Map from standard normal values to a value of each site."""
-
-    def __init__(self, guide: AutoNNGP) -> None:
-        super().__init__(guide)
-        center = self.posterior(torch.zeros(self._h))
-        rows = {sign: [self.posterior(sign * row) for row in torch.eye(self._h)] for sign in (1, -1)}
-        for name in center.processes:
-            changes = [_change(a, b, center, name) for a, b in zip(rows[1], rows[-1], strict=True)]
-            self._effects[name] = _FixedEffects(self._effects[name], center, name, changes, self.zero)
-
-
-class _FixedEffects:
+class _FixedEffects(Effects):
     """The values of a process as a linear function of white ones, see the module."""
 
-    def __init__(
-        self,
-        effects: Effects,
-        q: ConditionalPosterior,
-        name: str,
-        changes: list[tuple[Tensor, Tensor]],
-        like: Tensor,
-    ) -> None:
-        base, self._information = q.prior(name), effects.information
-        w, self._var, self._neighbors = (part.detach() for part in prior_of(base, len(effects)))
-        s = 1 / (1 / self._var + self._information)
-        self._weights = s[:, None] * (w / self._var[:, None] + effects.pull)
+    def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
+        super().__init__(q, name, like)
+        base, self._name, self._place = q.prior(name), name, q.sparse_place(name)
+        w, self._var, self.neighbors = (part.detach() for part in prior_of(base, len(self)))
+        s = 1 / (1 / self._var + self.information)
+        self._weights = s[:, None] * (w / self._var[:, None] + self.pull)
         self._levels = levels_of(base)
-        self._mean, self._slope = (part.to(like) for part in _mean(q, q, name))
-        self._mean_change = (
-            torch.stack([mean for mean, _ in changes]).to(like) if changes else like.new_zeros(0, len(s))
-        )
-        self._log_var = torch.stack([log_var for _, log_var in changes]).to(like) if changes else self._mean_change
+        self._at_center = torch.from_numpy(q.precision.slope()[self._place])
+        self._mean, self._slope = self._mean_of(q).to(like), self._at_center.to(like)
+        self._mean_change = self._log_var = like.new_zeros(0, len(self))
 
-    def __len__(self) -> int:
-        return len(self._mean)
+    def follow(self, ahead: ConditionalPosterior, behind: ConditionalPosterior) -> None:
+        """Append half the differences of the mean and of the log conditional variances of the prior."""
+        mean = self._mean_of(ahead) - self._mean_of(behind)
+        logs = [prior_of(q.prior(self._name), len(self))[1].detach().log() for q in (ahead, behind)]
+        self._mean_change = torch.cat([self._mean_change, (mean / 2)[None].to(self._mean)])
+        self._log_var = torch.cat([self._log_var, ((logs[0] - logs[1]) / 2)[None].to(self._mean)])
 
     def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"], epsilon: Float[Tensor, " h"]) -> _Process:
-        s = 1 / ((-epsilon @ self._log_var).exp() / self._var + self._information)
-        deviation = solve_triangular(self._weights, self._neighbors, s.sqrt() * z, self._levels)
+        s = 1 / ((-epsilon @ self._log_var).exp() / self._var + self.information)
+        deviation = solve_triangular(self._weights, self.neighbors, s.sqrt() * z, self._levels)
         mean = self._mean + epsilon @ self._mean_change + self._slope @ coefficients
         return _Process(mean + deviation, s.log().sum() / 2)
 
-
-def _mean(q: ConditionalPosterior, center: ConditionalPosterior, name: str) -> tuple[Tensor, Tensor]:
-    """Mean of a process where coefficients are 0, and its slope in them, at the center."""
-    slopes = torch.from_numpy(center.precision.slope())
-    coefficients = q.mean[len(q) - slopes.shape[1] :]
-    slope = slopes[q.sparse_place(name)]
-    return q.mean[q.sparse_place(name)] - slope @ coefficients, slope
+    def _mean_of(self, q: ConditionalPosterior) -> Tensor:
+        """Mean of the process where coefficients are 0, by the slope in them at the center."""
+        coefficients = q.mean[len(q) - self._at_center.shape[1] :]
+        return q.mean[self._place] - self._at_center @ coefficients
 
 
-def _change(
-    ahead: ConditionalPosterior, behind: ConditionalPosterior, center: ConditionalPosterior, name: str
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Half the differences of the mean and of the log conditional variances of the prior."""
-    means = [_mean(q, center, name)[0] for q in (ahead, behind)]
-    logs = [prior_of(q.prior(name), len(means[0]))[1].detach().log() for q in (ahead, behind)]
-    return (means[0] - means[1]) / 2, (logs[0] - logs[1]) / 2
+class FixedTransport(Transported):
+    """A program in the coordinates of a guide, by a map that is linear in the values of processes.
+
+    The priors of processes keep their distributions in traces, for densities on a minibatch of their conditionals. The
+    log volume of the map is the factor ``_volume``.
+    """
+
+    _of_process = _FixedEffects
+
+    def _run(self, places: dict[str, Place], args: tuple, kwargs: dict[str, Any]) -> Any:
+        processes = {name: place for name, place in places.items() if isinstance(place, _Process)}
+        with _AtProcesses(places, processes):
+            result = self.original(*args, **kwargs)
+        pyro.factor("_volume", sum(place.volume for place in processes.values()))
+        return result
 
 
 __all__ = ["FixedTransport"]

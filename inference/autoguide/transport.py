@@ -73,6 +73,8 @@ class Transported:
         original: the program.
     """
 
+    _of_process: "type[Effects] | None" = None
+
     def __init__(self, where: str, model: Callable, guide: AutoNNGP) -> None:
         if not isinstance(guide, AutoNNGP):
             fail(where, "guide", "to be an AutoNNGP", type(guide).__name__, "Pass AutoNNGP(model).", TypeError)
@@ -93,11 +95,8 @@ class Transported:
     def _make_map(self, *args: Any, **kwargs: Any) -> "Map":
         with pyro.poutine.block(), torch.no_grad():
             self._guide.median(*args, **kwargs)
-            self._map = self._map_of(self._guide)
+            self._map = Map(self._guide, self._of_process)
         return self._map
-
-    def _map_of(self, guide: AutoNNGP) -> "Map":
-        return Map(guide)
 
     @torch.no_grad()
     def original_values(self, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -127,29 +126,36 @@ Place = Callable[[Any], tuple[Tensor, Tensor]]  # from the distribution of a sit
 class Map:
     """Map from standard normal values to a value of each site.
 
+    Args:
+        guide: the guide.
+        of_process: what makes the effects of a process; None as of other sites.
+
     Attributes:
         zero: the values at the center of the guide.
     """
 
-    def __init__(self, guide: AutoNNGP) -> None:
+    def __init__(self, guide: AutoNNGP, of_process: "type[Effects] | None" = None) -> None:
         self._guide, self._h = guide, 0
         if guide.hyperparameters:
             self._loc, self._h = guide.loc.detach().clone(), guide.loc.numel()
             self._tril = (guide.scale[:, None] * guide.scale_tril).detach()
-        q = self.posterior(torch.zeros(self._h))
+        q = self._posterior(torch.zeros(self._h))
         like = next(iter(guide.prototype_trace.nodes[name]["value"] for name in guide.gaussian)).detach()
         self.zero = torch.zeros(self._h + len(q)).to(like)
-        self._effects: dict[str, Any] = {name: Effects(q, name, like) for name in q.sparse_names}
+        kinds = dict.fromkeys(q.processes, of_process or Effects)
+        self._effects = {name: kinds.get(name, Effects)(q, name, like) for name in q.sparse_names}
         self._sizes = [self._h, *(len(effects) for effects in self._effects.values())]
         self._sizes.append(len(self.zero) - sum(self._sizes))
         self._dense = dict(zip(q.dense_names, q.dense_shapes, strict=True))
-        steps = torch.eye(self._h)
-        ahead, behind = ([_moments(self.posterior(sign * row)) for row in steps] for sign in (1, -1))
-        self._moments = [part.to(like) for part in _moments(q)]
-        changes = zip(ahead, behind, strict=True)
-        self._changes = [[((a - b) / 2).to(like) for a, b in zip(*each, strict=True)] for each in changes]
+        self._moments, self._changes = [part.to(like) for part in _moments(q)], list[list[Tensor]]()
+        for row in torch.eye(self._h):
+            ahead, behind = self._posterior(row), self._posterior(-row)
+            pairs = zip(_moments(ahead), _moments(behind), strict=True)
+            self._changes.append([((a - b) / 2).to(like) for a, b in pairs])
+            for effects in self._effects.values():
+                effects.follow(ahead, behind)
 
-    def posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
+    def _posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
         return self._guide.conditional_at(self._loc + self._tril @ epsilon.to(self._loc) if self._h else epsilon)
 
     def __call__(self, white: Float[Tensor, " d"]) -> dict[str, Place]:
@@ -232,6 +238,9 @@ class Effects:
 
     def __len__(self) -> int:
         return len(self._push)
+
+    def follow(self, ahead: ConditionalPosterior, behind: ConditionalPosterior) -> None:
+        """Note what changes along the next hyperparameter, given the posteriors a step ahead and behind: nothing."""
 
     def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"], epsilon: Float[Tensor, " h"]) -> Place:
         """The place of the values: a function of their prior."""
