@@ -19,7 +19,17 @@ from pyro_nngp.kernels.radial import CONSTANT, WAVE, Radial, broadcast_columns, 
 _PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite
 
 
-class Constant(Kernel):
+class _Scaled(Kernel):
+    """Base class of kernels with a variance."""
+
+    def __init__(
+        self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(input_dim, active_dims)
+        self.declare("variance", variance)
+
+
+class Constant(_Scaled):
     r"""The covariance of a random constant, :math:`k(x, z) = \sigma^2`.
 
     Args:
@@ -27,12 +37,6 @@ class Constant(Kernel):
         variance: :math:`\sigma^2`, a scalar.
         active_dims: indices of these columns, as in :class:`Kernel`.
     """
-
-    def __init__(
-        self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(input_dim, active_dims)
-        self.declare("variance", variance)
 
     @pyro_method
     def bind(self) -> Covariance:
@@ -50,7 +54,7 @@ class Constant(Kernel):
         return Covariance(block, lambda x: self._variances(x, variance), radial, variance.shape)
 
 
-class Linear(Kernel):
+class Linear(_Scaled):
     r"""The covariance of a random linear function through the origin, :math:`k(x, z) = \sigma^2 x^\top z`.
 
     Args:
@@ -58,12 +62,6 @@ class Linear(Kernel):
         variance: :math:`\sigma^2`, a scalar.
         active_dims: which columns of the input to use; by default the input has exactly D columns.
     """
-
-    def __init__(
-        self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(input_dim, active_dims)
-        self.declare("variance", variance)
 
     @pyro_method
     def bind(self) -> Covariance:
@@ -79,7 +77,7 @@ class Linear(Kernel):
         return Covariance(block, diag, None, variance.shape)
 
 
-class Cosine(Kernel):
+class Cosine(_Scaled):
     r"""A random wave, :math:`k(x, z) = \sigma^2 \cos\big(2 \pi \sum_d (x_d - z_d) / p_d\big)`.
 
     A sum of products ``RBF(D) * Cosine(D)`` is the spectral mixture kernel (Wilson and Adams 2013).
@@ -98,8 +96,7 @@ class Cosine(Kernel):
         period: Hyperparameter | None = None,
         active_dims: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(input_dim, active_dims)
-        self.declare("variance", variance)
+        super().__init__(input_dim, variance, active_dims)
         self.declare("period", period, input_dim)
 
     @pyro_method
@@ -126,7 +123,7 @@ class Cosine(Kernel):
         return Covariance(block, lambda x: self._variances(x, variance.expand(batch)), radial, batch)
 
 
-class ArcCosine(Kernel):
+class ArcCosine(_Scaled):
     r"""The kernel of an infinitely wide layer of rectified units (Cho and Saul 2009, order 1).
 
     .. math:: k(x, z) = \frac{|x'| |z'|}{\pi} \big(\sin\theta + (\pi - \theta) \cos\theta\big), \qquad
@@ -149,8 +146,7 @@ class ArcCosine(Kernel):
         bias: Hyperparameter | None = None,
         active_dims: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(input_dim, active_dims)
-        self.declare("variance", variance)
+        super().__init__(input_dim, variance, active_dims)
         self.declare("bias", bias)
 
     @pyro_method

@@ -4,6 +4,7 @@ Differs from the textbook (Rasmussen and Williams 2006, chapter 4): nothing.
 Cost: O(n m D) per block. Symbols: \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ class Stationary(Kernel):
     """
 
     profile: radial.Profile
+    most_columns: float = math.inf  # for which the kernel is positive definite
 
     def __init__(
         self,
@@ -74,7 +76,12 @@ class Stationary(Kernel):
         isotropic: bool = False,
     ) -> None:
         super().__init__(input_dim, active_dims)
-        check_flags(type(self).__name__, isotropic=isotropic)
+        name = type(self).__name__
+        if input_dim > self.most_columns:
+            cure = "Choose columns with active_dims, or take a Matern32."
+            expectation = f"of at most {self.most_columns}, where the kernel is positive definite"
+            fail(name, "input_dim", expectation, input_dim, cure)
+        check_flags(name, isotropic=isotropic)
         self.isotropic = isotropic
         self.declare("variance", variance)
         self.declare("lengthscale", lengthscale, 1 if isotropic else input_dim)
@@ -139,19 +146,7 @@ class Wendland(Stationary):
     """
 
     profile = radial.WENDLAND
-
-    def __init__(
-        self,
-        input_dim: int,
-        variance: Hyperparameter | None = None,
-        lengthscale: Hyperparameter | None = None,
-        active_dims: Sequence[int] | None = None,
-        isotropic: bool = False,
-    ) -> None:
-        super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
-        if input_dim > 3:
-            cure = "Choose columns with active_dims, or take a Matern32."
-            fail("Wendland", "input_dim", "of at most 3, where the kernel is positive definite", input_dim, cure)
+    most_columns = 3
 
 
 class RationalQuadratic(Stationary):
