@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import moments_at, some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.result import FitResult, warn_of
 from pyro_nngp.kernels.metric import column_scale, stressed
 from pyro_nngp.starts.search import nearest_rows
 
@@ -58,10 +57,9 @@ def check_correlation(method: Any, result: FitResult) -> None:
         return
     which = found.index(max(found))
     alike = "the nearest row" if which == 0 else f"the nearest row in column {which - 1} of x"
-    warn(
-        f"fit: expected residuals that are independent of each other, got a correlation of {max(found):.2g} with those "
+    warn_of(
+        f"residuals that are independent of each other, got a correlation of {max(found):.2g} with those "
         f"of {alike}: f changes faster than the model can follow, and what it misses is in the noise. Take VNNGP or "
         "Vecchia in place of inducing points, or more of these; start the lengthscale of that column at the range over "
-        "which y is alike; or add a kernel to the kernel, of a shorter lengthscale.",
-        ConvergenceWarning,
+        "which y is alike; or add a kernel to the kernel, of a shorter lengthscale."
     )

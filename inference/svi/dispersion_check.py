@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import ReportsLeak, graph_of, offers, shard_of, single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.inference.svi.result import warn_of
 from pyro_nngp.kernels import Matern
 from pyro_nngp.likelihoods import NegativeBinomial, Poisson
 from pyro_nngp.likelihoods.counts import best_size
@@ -51,11 +50,10 @@ def check_dispersion(method: Any) -> None:
     rows, y = some_rows(method.x, _ROWS), y.double()
     size, gain = best_size(y[rows], y[graph.others(_NEIGHBORS, rows)])
     if gain > _GAIN:
-        warn(
-            f"fit: expected counts that vary about their neighbors as Poisson counts do, got {gain:.2g} nats per row "
+        warn_of(
+            f"counts that vary about their neighbors as Poisson counts do, got {gain:.2g} nats per row "
             f"for negative binomial counts of size {float(size):.2g}: f follows what is noise, and its lengthscale "
-            "and smoothness mean little. Take likelihood=NegativeBinomial(), and compare by cross_validate.",
-            ConvergenceWarning,
+            "and smoothness mean little. Take likelihood=NegativeBinomial(), and compare by cross_validate."
         )
 
 
@@ -71,11 +69,10 @@ def check_augmentation(method: Any) -> None:
     rate = method.y.double()[near].mean(-1)
     excess = float((1 / posterior.observations(rows)[1]).mean() / (rate * size / (rate + size)).mean())
     if excess > _EXCESS:
-        warn(
-            f"fit: expected Polya-Gamma variables that tell of f what counts tell, got {excess:.2g} times as much at "
+        warn_of(
+            f"Polya-Gamma variables that tell of f what counts tell, got {excess:.2g} times as much at "
             f"total_count={float(size):.3g}: intervals of f are too narrow, {excess**-0.5:.2g} of their width. Take "
-            "VNNGP(..., likelihood=NegativeBinomial()), or Poisson() there where total_count is large.",
-            ConvergenceWarning,
+            "VNNGP(..., likelihood=NegativeBinomial()), or Poisson() there where total_count is large."
         )
 
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
-from pyro_nngp._checks import warn
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import ReportsDensity, ReportsEvidence, Solvable, offers
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.result import FitResult, warn_of
 
 _POINTS, _GAP = 2048, 0.15  # nats per data point
 
@@ -47,18 +46,18 @@ def check_family(method: Any, result: FitResult) -> None:
     if offers(method, ReportsEvidence):
         gap = family_gap(method) if result.converged else None
         if gap is not None and gap > _GAP:
-            warn(f"fit: {_text_below(method, gap)}", ConvergenceWarning)
+            warn_of(_text_below(method, gap))
     elif offers(method, ReportsDensity):
         gap = family_gap(method)
         if gap is not None and gap < -_GAP:
-            warn(f"fit: {_text_above(type(method).__name__, -gap)}", ConvergenceWarning)
+            warn_of(_text_above(type(method).__name__, -gap))
 
 
 def _text_below(method: Any, gap: float) -> str:
     can_solve = isinstance(method, Solvable) and method.can_solve
     cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * can_solve
     return (
-        f"expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
+        f"a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
         "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have "
         f"stopped where q(u) cannot follow, often at too much noise. {cure}"
         "VNNGP with guide=PseudoObservations() has no such gap."
@@ -67,7 +66,7 @@ def _text_below(method: Any, gap: float) -> str:
 
 def _text_above(name: str, excess: float) -> str:
     return (
-        f"expected a bound on the log evidence, got {excess:.2g} nats per data point above it at the same "
+        f"a bound on the log evidence, got {excess:.2g} nats per data point above it at the same "
         f"hyperparameters. {name} averages its divergences where a bound adds them: q(u) follows single data, the "
         "learned noise is too small, and intervals are too narrow. Take fewer inducing points. Hyperparameters of "
         f"a trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel "

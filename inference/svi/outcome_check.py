@@ -31,10 +31,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import Bounded, Checked, ReportsDuplicates, ReportsLeak, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.result import FitResult, warn_of
 from pyro_nngp.kernels import Covariance
 
 _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
@@ -116,11 +115,10 @@ def check_leak(method: Any) -> None:
     rows = some_rows(method.x, _LABELS)
     leak = method.leak(rows)
     if leak > 0.01 and leak > _LEAK * method.score(rows):
-        warn(
-            f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
+        warn_of(
+            f"leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
             "what the auxiliary variables of neighbors know: kernel and mean fit labels that they have seen, and "
-            'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.',
-            ConvergenceWarning,
+            'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.'
         )
 
 
@@ -155,11 +153,10 @@ def check_near_duplicates(method: Any) -> None:
     if not wrong:
         return
     less = f" {others} less than LOO." if type(method).__name__ == "LOO" else ""
-    warn(
-        "fit: expected rows to be predicted by other rows than near copies of them, got copies of "
+    warn_of(
+        "rows to be predicted by other rows than near copies of them, got copies of "
         f"{copies.share:.0%} of rows. Without these log densities fall by {copies.fall:.2g} nats, and {error}: "
-        f"predictions at other places are that wrong. Drop copies of rows, or average rows that belong together.{less}",
-        ConvergenceWarning,
+        f"predictions at other places are that wrong. Drop copies of rows, or average rows that belong together.{less}"
     )
 
 
@@ -169,20 +166,18 @@ def check_outcome(method: Any, result: FitResult) -> None:
         weight = 1.0 if method.weights is None else float(method.weights.mean())
         values = math.prod(method.y.shape[1:]) * max(1.0, weight)
         if result.loss > _MOST_LOSS * values:
-            warn(
-                f"fit: expected a loss of less than {_MOST_LOSS:g} nats per value, got {result.loss / values:.2g}: the "
+            warn_of(
+                f"a loss of less than {_MOST_LOSS:g} nats per value, got {result.loss / values:.2g}: the "
                 "model all but excludes the data, and its predictions mean nothing. Look at offset, which is on the "
-                "scale of the link, and at hyperparameters that were set; counts may need NegativeBinomial().",
-                ConvergenceWarning,
+                "scale of the link, and at hyperparameters that were set; counts may need NegativeBinomial()."
             )
             return
     away = mean_departure(method) if offers(method, Checked) else None
     if away is None or not (away.spreads > _SPREADS and away.deviations > _DEVIATIONS):
         return
     has_posterior = getattr(method._modules.get("mean"), "has_posterior", False)
-    warn(
-        f"fit: expected the mean function to lie among the data, got residuals that average {away.residual:.3g}, "
+    warn_of(
+        f"the mean function to lie among the data, got residuals that average {away.residual:.3g}, "
         f"{away.spreads:.2g} standard deviations of y, and {away.deviations:.2g} times what the kernel explains. "
-        f"Predictions away from the data, such as forecasts, go to the mean function. {_MEAN_CURES[has_posterior]}",
-        ConvergenceWarning,
+        f"Predictions away from the data, such as forecasts, go to the mean function. {_MEAN_CURES[has_posterior]}"
     )

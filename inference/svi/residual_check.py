@@ -26,10 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Normal, StudentT
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import ReportsResiduals, graph_of, offers, single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.inference.svi.result import warn_of
 
 _ROWS, _LEAST, _ENTRIES = 1000, 100, 2**25  # rows, and entries of their neighbor covariances
 _DEGREES, _ROUNDS = (2.0, 3.0, 5.0, 10.0), 30
@@ -92,18 +91,16 @@ def check_tails(method: Any) -> None:
         return
     gain, noise, largest = tails
     if noise >= _NOISE and gain > _GAIN:
-        warn(
-            "fit: expected residuals with the tails of a normal distribution, got tails that a Student-t distribution "
-            f"fits better by {gain:.2g} nats per row. Take VNNGP(x, y, likelihood=StudentT()).",
-            ConvergenceWarning,
+        warn_of(
+            "residuals with the tails of a normal distribution, got tails that a Student-t distribution "
+            f"fits better by {gain:.2g} nats per row. Take VNNGP(x, y, likelihood=StudentT())."
         )
     elif tails.is_wrong_at_some:
         other = "Take Vecchia(x, y), or keep" if type(method).__name__ == "LOO" else "Keep"
         least = 1e-4 * float(method.y.var())
-        warn(
-            f"fit: expected errors of the size that is predicted, got one of {largest:.2g} standard "
+        warn_of(
+            f"errors of the size that is predicted, got one of {largest:.2g} standard "
             f"deviations, and noise of {noise:.1g} of predictive variances: the model is exact at most rows and wrong "
             f"at some. {other} noise above 1e-4 of the variance of y: likelihood = Gaussian(); likelihood.variance = "
-            f"PyroParam(torch.tensor({100 * least:.2g}), constraints.greater_than({least:.2g})).",
-            ConvergenceWarning,
+            f"PyroParam(torch.tensor({100 * least:.2g}), constraints.greater_than({least:.2g}))."
         )

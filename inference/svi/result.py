@@ -4,9 +4,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pyro_nngp._checks import warn
+
 
 class ConvergenceWarning(UserWarning):
     """A training run ended before it converged, or its result looks wrong."""
+
+
+def warn_of(found: str) -> None:
+    """Warn of a run or of what it trained: what was expected, and what was found."""
+    warn(f"fit: expected {found}", ConvergenceWarning)
 
 
 @dataclass(repr=False)

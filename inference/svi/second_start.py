@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters.priors import has_unsolved_priors
 from pyro_nngp.inference.protocols import Refreshable, Solvable, graph_of, single_output
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, some_rows
 from pyro_nngp.inference.svi.residual_check import tails_of
-from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.inference.svi.result import warn_of
 from pyro_nngp.kernels.metric import column_scale
 
 _ROWS, _POINTS = 2000, 256
@@ -137,12 +136,11 @@ def check_signal(method: Any, comparison: SecondStart | None) -> None:
     bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]
     share = float(bound.covariance.diag(x).mean() / bound.likelihood.variance.mean())
     if share < _WEAK:
-        warn(
-            f"fit: expected data that show f among the noise, got a variance of f of {share:.1g} times that of the "
+        warn_of(
+            f"data that show f among the noise, got a variance of f of {share:.1g} times that of the "
             "noise, from two starts: predictions of f are the mean function, and their intervals have no room for a "
             "signal that the noise hides. Where one is expected, set the kernel's variance and lengthscale, sample "
-            "them by NUTS with lognormal_priors(kernel), or collect more rows.",
-            ConvergenceWarning,
+            "them by NUTS with lognormal_priors(kernel), or collect more rows."
         )
 
 
@@ -152,9 +150,8 @@ def check_second_start(comparison: SecondStart | None) -> None:
         return
     first, second = (_KINDS[kind] for kind in comparison.kinds)
     better, worse = (second, first) if comparison.gain > 0 else (first, second)
-    warn(
-        f"fit: expected data that determine the kernel, got two optima within {abs(comparison.gain):.1g} nats: {better}"
+    warn_of(
+        f"data that determine the kernel, got two optima within {abs(comparison.gain):.1g} nats: {better}"
         f" (kept), or {worse}. Predictions of f depend on the choice. Average over both by NUTS with "
-        "lognormal_priors(kernel), set the lengthscale, or collect more rows.",
-        ConvergenceWarning,
+        "lognormal_priors(kernel), set the lengthscale, or collect more rows."
     )

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.inference.svi.result import warn_of
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.observed import ObservedGaussian
 
@@ -41,9 +40,8 @@ def check_latent_signal(method: Any) -> None:
         cure = "Set the kernel's variance and lengthscale, or collect more rows."
         if is_simple:
             cure = "This guide may explain f away; take VNNGP, whose guide does not, and compare."
-        warn(
-            f"fit: expected data that show f, got a variance of f of {float(variance.mean()):.1g}, {share:.1g} times "
+        warn_of(
+            f"data that show f, got a variance of f of {float(variance.mean()):.1g}, {share:.1g} times "
             "the variance of one observation of it: predictions of f are the mean function, and their intervals have "
-            f"no room for a signal that weak data hide. Where one is expected: {cure}",
-            ConvergenceWarning,
+            f"no room for a signal that weak data hide. Where one is expected: {cure}"
         )

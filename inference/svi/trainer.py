@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import warn
 from pyro_nngp._random import shuffled
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
@@ -20,7 +19,7 @@ from pyro_nngp.inference.svi.defaults import alternates, completed, has_neighbor
 from pyro_nngp.inference.svi.final_checks import check_trained
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Checkpoint, Recipe, Validation
-from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.result import FitResult, warn_of
 from pyro_nngp.inference.svi.saved_state import load_run, run_content
 from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
 from pyro_nngp.linalg import report_nuggets
@@ -197,7 +196,7 @@ class Trainer:
         if self.ranks.is_first and ended_by in ("Ctrl-C", "the time limit"):
             cure = "Raise max_seconds." if ended_by == "the time limit" else "Call fit again, which goes on from here."
             text = f"got {ended_by} after {state.step} steps: predictions are those of a model that is not trained"
-            warn(f"fit: expected training to go on until it has converged, {text}. {cure}", ConvergenceWarning)
+            warn_of(f"training to go on until it has converged, {text}. {cure}")
         elif self.ranks.is_first and converged is False and ended_by is None:
             self._warn(fall)
         rows = state.batch_size or state.num_data
@@ -360,8 +359,7 @@ class Trainer:
         cure = f"Leave num_steps={self.num_steps} out, or raise it or lr."
         if self.automatic:
             cure = "Look for parameters that run away, or raise tolerance."
-        text = f"fit: expected the loss to stop falling, got a loss that {amount} after {steps} steps. {cure}"
-        warn(text, ConvergenceWarning)
+        warn_of(f"the loss to stop falling, got a loss that {amount} after {steps} steps. {cure}")
 
     def _step_back(self, error: DivergenceError) -> None:
         """Go back to the last checkpoint at half the rates, or raise."""

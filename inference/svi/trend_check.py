@@ -21,10 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import warn
 from pyro_nngp.inference.protocols import single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
-from pyro_nngp.inference.svi.result import ConvergenceWarning
+from pyro_nngp.inference.svi.result import warn_of
 from pyro_nngp.linalg import NotPositiveDefiniteError, cholesky, half_solve
 from pyro_nngp.means import ConstantMean
 
@@ -70,9 +69,8 @@ def check_trend(method: Any) -> None:
     gain = gain_of_trend(residual, x.double(), tril)
     if gain > _GAIN:
         dim = x.shape[1]
-        warn(
-            "fit: expected data without a trend beyond what the kernel explains, got a linear one that gains "
+        warn_of(
+            "data without a trend beyond what the kernel explains, got a linear one that gains "
             f"{gain:.2g} nats: predictions away from the data go to the constant mean. Take mean=LinearMean({dim}), "
-            "with active_dims= for some columns.",
-            ConvergenceWarning,
+            "with active_dims= for some columns."
         )
