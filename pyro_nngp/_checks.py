@@ -93,9 +93,7 @@ def check_seed(where: str, seed: Any) -> None:
 
 def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str = "Pass a number.") -> None:
     """Raise unless `value` is a finite number, and at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
-    _check_range(where, arg, value)
+    _check_real(where, arg, value, cure)
     if not (math.isfinite(value) and value >= least):
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
@@ -109,14 +107,14 @@ def check_fraction(where: str, arg: str, value: Any, cure: str) -> None:
 
 def check_positive(where: str, arg: str, value: Any, cure: str = "Pass a number.", most: float = math.inf) -> None:
     """Raise unless `value` is a finite number > 0, and at most `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
-    _check_range(where, arg, value)
+    _check_real(where, arg, value, cure)
     if not (0 < value <= most and value < math.inf):
         fail(where, arg, "to be finite and > 0" + (f" and <= {most:g}" if most < math.inf else ""), value, cure)
 
 
-def _check_range(where: str, arg: str, value: float) -> None:
+def _check_real(where: str, arg: str, value: Any, cure: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
     if isinstance(value, int) and abs(value) >= 2**63:
         fail(where, arg, "in the range of 64-bit integers", f"{value!r:.40}", "Pass a float for such a number.")
 

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_number, fail
+from pyro_nngp._checks import check_positive
 from pyro_nngp.inference.mcmc.adaptation import State
 from pyro_nngp.inference.mcmc.schedules import Schedule
 from pyro_nngp.inference.mcmc.step_search import MAX_CURVATURE, MAX_NOISE
@@ -78,9 +78,7 @@ class SGHMC(StochasticGradientKernel):
         **options: Any,
     ) -> None:
         super().__init__(model, step_size, adapt=adapt, **options)
-        check_number(self._where, "friction", friction)
-        if not 0 < friction <= 1:
-            fail(self._where, "friction", "in (0, 1]", friction, "It is the part of the momentum lost per step.")
+        check_positive(self._where, "friction", friction, "It is the part of the momentum lost per step.", 1.0)
         self.friction = friction
 
     def start(self, position: Float[Tensor, "*C d"]) -> State:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.special import ndtr
 
-from pyro_nngp._checks import check_number, fail
+from pyro_nngp._checks import check_fraction
 from pyro_nngp.distributions.normal_laplace import NormalLaplace, asymmetric_laplace
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
@@ -145,9 +145,7 @@ class AsymmetricLaplace(Likelihood):
 
     def __init__(self, quantile: float = 0.5, scale: Hyperparameter | None = None) -> None:
         super().__init__()
-        check_number("AsymmetricLaplace", "quantile", quantile, 0.0, "Pass a level such as 0.9.")
-        if not 0 < quantile < 1:
-            fail("AsymmetricLaplace", "quantile", "to lie between 0 and 1", quantile, "Pass a level such as 0.9.")
+        check_fraction("AsymmetricLaplace", "quantile", quantile, "Pass a level such as 0.9.")
         self.quantile = float(quantile)
         self.scale = positive("AsymmetricLaplace", "scale", scale)
         self.sd_per_scale = math.sqrt(1 - 2 * quantile * (1 - quantile)) / (quantile * (1 - quantile))

@@ -95,9 +95,7 @@ def test_quantile_regression() -> None:
     sd = AsymmetricLaplace(0.9, 1.0).double()(scalar(0.0)).variance.sqrt()
     assert likelihood.sd_per_scale == pytest.approx(sd.item())
     for level in (0.0, 1.0, 1.5):
-        with pytest.raises(
-            ValueError, match=f"AsymmetricLaplace: expected quantile to lie between 0 and 1, got {level}"
-        ):
+        with pytest.raises(ValueError, match=f"AsymmetricLaplace: expected quantile .*, got {level}"):
             AsymmetricLaplace(level)
     with pytest.raises(TypeError, match="AsymmetricLaplace: expected quantile to be a number"):
         AsymmetricLaplace("median")  # type: ignore[arg-type]
