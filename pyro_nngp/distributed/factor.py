@@ -65,14 +65,15 @@ class ShardedFactor:
         return ShardedTriangle(self.graph.rounds(), self.w.cpu(), self.neighbors.cpu(), len(self.graph.halo))
 
     @cached_property
-    def _alone(self) -> tuple[Tensor, "_Alone"]:
+    def _alone(self) -> tuple[Tensor, SparseTriangle]:
         """Variances and triangle of the prior of the local rows."""
         away = self.neighbors >= self.num_own
         near, border = torch.where(away, -1, self.neighbors), away.any(-1).nonzero()[:, 0]
         w, var = self.w.clone(), self.var.clone()
         if len(border):
             w[border], var[border] = (part.detach().double() for part in self._conditional(border, near[border]))
-        return var.cpu(), _Alone(w.masked_fill(near < 0, 0.0).cpu(), near.cpu())
+        near = near.cpu()
+        return var.cpu(), SparseTriangle(w.cpu().masked_fill(near < 0, 0.0), near, dependency_levels(near))
 
     def __len__(self) -> int:
         return self.graph.data.num_rows
@@ -180,27 +181,14 @@ class ShardedFactor:
 
     def _preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
         var: Tensor = self.var.cpu()
-        triangle: ShardedTriangle | _Alone
+        triangle: ShardedTriangle | SparseTriangle
         if len(self) < ROWS_PER_ROUND * self._world.size * len(self.graph.rounds()):
             var, triangle = self._alone
         else:
             triangle = self._triangle
 
         def precondition(residual: Tensor) -> Tensor:
-            scaled = triangle.solve_transposed(residual.reshape(-1, len(var))).view_as(residual)
+            scaled = triangle.solve(residual.reshape(-1, len(var)), transposed=True).view_as(residual)
             return triangle.solve((scaled / (1 / var + precision)).reshape(-1, len(var))).reshape(residual.shape)
 
         return precondition
-
-
-class _Alone:
-    """I - A of the local rows without the columns of others."""
-
-    def __init__(self, w: Tensor, neighbors: Tensor) -> None:
-        self._triangle = SparseTriangle(w, neighbors, dependency_levels(neighbors))
-
-    def solve(self, right: Tensor) -> Tensor:
-        return self._triangle.solve(right)
-
-    def solve_transposed(self, right: Tensor) -> Tensor:
-        return self._triangle.solve(right, transposed=True)

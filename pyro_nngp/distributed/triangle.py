@@ -91,8 +91,10 @@ class ShardedTriangle:
         self._inner = [SparseTriangle(w[r.rows].masked_fill(r.near < 0, 0.0), r.near, r.levels) for r in rounds]
         self._outer = [_Earlier(w[r.rows].masked_fill(r.near >= 0, 0.0), neighbors[r.rows]) for r in rounds]
 
-    def solve(self, right: Float[Tensor, "L n"]) -> Float[Tensor, "L n"]:
-        """Solve (I - A) u = right."""
+    def solve(self, right: Float[Tensor, "L n"], transposed: bool = False) -> Float[Tensor, "L n"]:
+        """Solve (I - A) u = right, or (I - A)' u = right."""
+        if transposed:
+            return self._solve_transposed(right)
         count = right.shape[1]
         u = right.new_zeros(self._size, len(right))
         for part, triangle, earlier in zip(self._rounds, self._inner, self._outer, strict=True):
@@ -101,8 +103,7 @@ class ShardedTriangle:
             u[count + part.places] = part.halo.fetch(u[:count])
         return u[:count].mT
 
-    def solve_transposed(self, right: Float[Tensor, "L n"]) -> Float[Tensor, "L n"]:
-        """Solve (I - A)' u = right."""
+    def _solve_transposed(self, right: Float[Tensor, "L n"]) -> Float[Tensor, "L n"]:
         count = right.shape[1]
         u = torch.cat([right.mT, right.new_zeros(self._size - count, len(right))])
         for part, triangle, earlier in zip(self._rounds[::-1], self._inner[::-1], self._outer[::-1], strict=True):
