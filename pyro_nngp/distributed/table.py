@@ -22,6 +22,17 @@ from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable
 from pyro_nngp.neighbors.table import without_parents
 
 
+def _refused(what: str) -> Any:
+    """A method of a table that raises ``TypeError``."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise ``TypeError``: the operation needs the rows of all processes."""
+        cure = "Build the method on tensors, on one process."
+        fail(type(self).__name__, what, "on a table of all rows", "one of several processes", cure, TypeError)
+
+    return refuse
+
+
 class ShardedTable(NeighborTable):
     """The K neighbors of each local row among the rows of all processes; all of them must build it at the same time.
 
@@ -104,30 +115,8 @@ class ShardedTable(NeighborTable):
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         return (self.neighbors if idx is None else self.neighbors[idx]).long()
 
-    def refuse(self, what: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise for an operation that needs the rows of all processes."""
-        cure = "Build the method on tensors, on one process."
-        fail(type(self).__name__, what, "on a table of all rows", "one of several processes", cure, TypeError)
-
-    def append(self, x_new: Tensor) -> NoReturn:
-        """Raise ``TypeError``: rows stay as they were distributed."""
-        self.refuse("append")
-
-    def query(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise ``TypeError``: predictions of the method fetch the rows that they need."""
-        self.refuse("query")
-
-    def extend(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise ``TypeError``, as :meth:`query`."""
-        self.refuse("extend")
-
-    def trial(self, most: int) -> NoReturn:
-        """Raise ``TypeError``, as :meth:`query`."""
-        self.refuse("trial")
-
-    def others(self, k: int | None = None, idx: Tensor | None = None) -> Tensor:
-        """Raise ``TypeError``, as :meth:`query`."""
-        self.refuse("others")
+    # Rows stay as they were distributed, and predictions of the method fetch those that they need.
+    append, query, extend, trial, others = map(_refused, ("append", "query", "extend", "trial", "others"))
 
     def _invalidate(self) -> None:
         self.kept_trial = None
@@ -164,9 +153,7 @@ class ShardedGraph(ShardedTable, NeighborGraph):
         super()._find(k)
         self._rounds = None
 
-    def levels(self) -> NoReturn:
-        """Raise ``TypeError``: the factor of all rows is on no process."""
-        self.refuse("levels")
+    levels = _refused("levels")  # of the factor of all rows, which is on no process
 
 
 class ShardedNeighborhoods(ShardedGraph):
