@@ -26,7 +26,7 @@ from pyro_nngp.distributed.training_state import load_training_state, training_s
 from pyro_nngp.inference.identity import check_same_run, described
 from pyro_nngp.inference.protocols import Trainable, shard_of
 from pyro_nngp.inference.svi.batches import LocalMinibatches, LocalSubsample, Minibatches, Subsample, local_numbers
-from pyro_nngp.inference.svi.saved_state import RunFile, RunFolder
+from pyro_nngp.inference.svi.saved_state import RunStore
 
 _PRIME = 1_000_003  # between the seeds of processes
 
@@ -140,9 +140,9 @@ class Ranks:
         """The descriptions of a run, with the data of all processes."""
         return descriptions
 
-    def store(self, path: str | PathLike[str]) -> RunFile | RunFolder:
+    def store(self, path: str | PathLike[str]) -> RunStore:
         """The file, or folder, of the checkpoints of a run."""
-        return RunFile(path)
+        return RunStore(path)
 
 
 class ShardedRanks(Ranks):
@@ -210,8 +210,8 @@ class ShardedRanks(Ranks):
     def described(self, descriptions: dict[str, str]) -> dict[str, str]:
         return described(descriptions, self.shard)
 
-    def store(self, path: str | PathLike[str]) -> RunFolder:
-        return RunFolder(path, self.shard)
+    def store(self, path: str | PathLike[str]) -> RunStore:
+        return RunStore(path, self.shard)
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:

@@ -94,41 +94,27 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
     return saved["num_steps"] < run.num_steps
 
 
-class RunFile:
-    """Checkpoints of the only process."""
+class RunStore:
+    """Checkpoints of a run: a file, or of several processes a folder, with which another number of them may go on."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-
-    def exists(self) -> bool:
-        """Whether there is a run to resume."""
-        return self.path.exists()
-
-    def save(self, content: dict[str, Any]) -> None:
-        """Write the content of a checkpoint."""
-        save_checkpoint(self.path, content)
-
-    def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Read the content of the checkpoint; `like` is not needed."""
-        return load_checkpoint(self.path)
-
-
-class RunFolder:
-    """Checkpoints of several processes, of which another number may continue the run."""
-
-    def __init__(self, path: str | PathLike[str], shard: ShardedData) -> None:
-        self.folder = ShardedCheckpoint(path, shard)
+    def __init__(self, path: str | PathLike[str], shard: ShardedData | None = None) -> None:
+        self.path, self.folder = Path(path), None if shard is None else ShardedCheckpoint(path, shard)
 
     def exists(self) -> bool:
         """Whether there is a run to resume."""
-        return self.folder.exists()
+        return self.path.exists() if self.folder is None else self.folder.exists()
 
     def save(self, content: dict[str, Any]) -> None:
         """Write the content of a checkpoint."""
-        self.folder.save(*_divided(content))
+        if self.folder is None:
+            save_checkpoint(self.path, content)
+        else:
+            self.folder.save(*_divided(content))
 
     def load(self, like: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Read the content of the checkpoint; of another number of processes, with the local state of `like`."""
+        if self.folder is None:
+            return load_checkpoint(self.path)
         return _joined(*self.folder.load(_divided(like())[1]))
 
 
