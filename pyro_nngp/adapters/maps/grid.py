@@ -5,7 +5,6 @@ variable, on the disk if a path is given. Draws are joint and take O(P K) memory
 cells, T outputs.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from pyro_nngp.inference.identity import described, identity
 from pyro_nngp.inference.protocols import shard_of
 from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 from pyro_nngp.models.base import Method
+from pyro_nngp.storage import digest
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -298,8 +298,5 @@ class _Results:
         else:
             descriptions = described(descriptions, shard)
             values = training_state(self.gp)["shared"]
-        hasher = hashlib.blake2b(repr((settings, descriptions)).encode(), digest_size=16)
-        for name, value in values.items():
-            hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return hasher.hexdigest()
+        tensors = {name: value.detach().cpu().contiguous() for name, value in values.items()}
+        return digest({"settings": repr((settings, descriptions))}, tensors)
