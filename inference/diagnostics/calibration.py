@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_int, check_memory, check_tensor, fail
 from pyro_nngp._kinds import check_callable, check_flags, check_kind
+from pyro_nngp.data.metrics import check_labels
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, check_program, latent_values, run_at, total_log_prob
 
@@ -276,9 +277,7 @@ def reliability(
         fail("reliability", "prob, y", "of shapes (N,), (N,) or (N, C), (N,)", shapes, "One label per row of prob.")
     if not bool(((prob >= 0) & (prob <= 1)).all()):
         fail("reliability", "prob", "in [0, 1]", f"{float(prob.min())}..{float(prob.max())}", "Pass probabilities.")
-    num_labels = 2 if prob.dim() == 1 else prob.shape[1]
-    if not bool(((y >= 0) & (y < num_labels) & (y == y.long())).all()):
-        fail("reliability", "y", f"to hold labels in 0..{num_labels - 1}", sorted(set(y.tolist()))[:5], "Recode them.")
+    check_labels("reliability", y, 2 if prob.dim() == 1 else prob.shape[1])
     label = torch.ones_like(y) if prob.dim() == 1 else prob.argmax(-1)
     prob = prob if prob.dim() == 1 else prob.amax(-1)
     bins = (prob * num_bins).long().clamp(max=num_bins - 1)

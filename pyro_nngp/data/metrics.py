@@ -200,7 +200,7 @@ def auc(y: Shaped[Tensor, "*N"], score: Float[Tensor, "*N"]) -> Float[Tensor, ""
         ValueError: if shapes differ, a label is neither 0 nor 1, or one of the two classes is absent.
     """
     _check("auc", y=y, score=score)
-    _check_binary("auc", y)
+    check_labels("auc", y, 2)
     _check_known("auc", score=score)
     positive = y.bool()
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
@@ -227,15 +227,19 @@ def brier(y: Shaped[Tensor, " N"], prob: Float[Tensor, " N"] | Float[Tensor, "N 
     check_tensor("brier", "prob", prob)
     if prob.dim() != 2:
         _check("brier", y=y, prob=prob)
-        _check_binary("brier", y)
+        check_labels("brier", y, 2)
         _check_probabilities("brier", prob)
         return (prob - y.to(prob.dtype)).square().mean()
     _check("brier", y=y, **{"prob[:, 0]": prob[:, 0]})
     _check_probabilities("brier", prob)
-    num_classes = prob.shape[1]
-    if not bool(((y >= 0) & (y < num_classes) & (y == y.long())).all()):
-        fail("brier", "y", f"to hold labels in 0..{num_classes - 1}", sorted(set(y.tolist()))[:5], "Recode the labels.")
-    return (prob - torch.nn.functional.one_hot(y.long(), num_classes)).square().sum(-1).mean()
+    check_labels("brier", y, prob.shape[1])
+    return (prob - torch.nn.functional.one_hot(y.long(), prob.shape[1])).square().sum(-1).mean()
+
+
+def check_labels(where: str, y: Tensor, num_labels: int) -> None:
+    """Raise ``ValueError`` unless y holds labels 0, 1, ..."""
+    if not bool(((y >= 0) & (y < num_labels) & (y == y.long())).all()):
+        fail(where, "y", f"to hold labels in 0..{num_labels - 1}", sorted(set(y.tolist()))[:5], "Recode the labels.")
 
 
 def _check(where: str, **tensors: Tensor) -> None:
@@ -272,11 +276,6 @@ def _check_interval(where: str, y: Tensor, lower: Tensor, upper: Tensor) -> None
     _check_known(where, y=y, lower=lower, upper=upper)
     if bool((upper < lower).any()):
         fail(where, "upper", "not below lower", f"{int((upper < lower).sum())} such points", "Swap the two ends.")
-
-
-def _check_binary(where: str, y: Tensor) -> None:
-    if not bool(((y == 0) | (y == 1)).all()):
-        fail(where, "y", "to hold labels 0 and 1", sorted(set(y.tolist()))[:5], "Recode the labels.")
 
 
 def _check_probabilities(where: str, prob: Tensor) -> None:
