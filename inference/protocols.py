@@ -220,16 +220,11 @@ class ReportsLeak(Protocol):
 
 
 @runtime_checkable
-class ReportsDuplicates(Protocol):
-    """A method, or a posterior, that measures how much the densities of rows owe to near copies of them."""
+class LeavesOut(Protocol):
+    """A posterior that predicts each of some rows from the others."""
 
     def duplicate_dependence(self, rows: Tensor) -> Any:
         """Densities of some rows with and without near copies of them; None where it is not defined."""
-
-
-@runtime_checkable
-class ReportsResiduals(Protocol):
-    """A posterior that predicts each of some rows from the others."""
 
     def standardized_residuals(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Residuals of y over their standard deviations, and the parts of noise; None where noise is not Gaussian."""

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.inference.protocols import Bounded, Checked, ReportsDuplicates, ReportsLeak, graph_of, offers, shard_of
+from pyro_nngp.inference.protocols import Bounded, Checked, LeavesOut, ReportsLeak, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import FitResult, warn_of
 from pyro_nngp.kernels import Covariance
@@ -125,7 +125,7 @@ def check_leak(method: Any) -> None:
 def duplicate_dependence(method: Any, rows: Int[Tensor, " B"]) -> Any:
     """Densities of some rows with and without near copies of them; None for methods that do not know."""
     posterior: Any = method.posterior(method.bound()) if offers(method, Bounded) else None
-    return posterior.duplicate_dependence(rows) if offers(posterior, ReportsDuplicates) else None
+    return posterior.duplicate_dependence(rows) if offers(posterior, LeavesOut) else None
 
 
 def check_near_duplicates(method: Any) -> None:

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Normal, StudentT
 
-from pyro_nngp.inference.protocols import ReportsResiduals, graph_of, offers, single_output
+from pyro_nngp.inference.protocols import LeavesOut, graph_of, offers, single_output
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import warn_of
 
@@ -76,7 +76,7 @@ def tails_of(method: Any) -> Tails | None:
     if count < _LEAST:
         return None
     posterior: Any = method.posterior(method.bound())
-    if not offers(posterior, ReportsResiduals):
+    if not offers(posterior, LeavesOut):
         return None
     found = posterior.standardized_residuals(some_rows(method.x, count))
     if found is None or not bool(found[0].any()):
