@@ -276,10 +276,9 @@ class Marginal(Expandable):
         return self._support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Marginal":
-        new = self._get_checked_instance(Marginal, _instance)
+        new = super().expand(batch_shape, _instance)
         old = (*self._latents, *[1] * (len(batch_shape) - len(self.batch_shape)), *self.batch_shape)
-        loc, var = (v.reshape(old).expand((*self._latents, *batch_shape)) for v in (self.loc, self.var))
-        Marginal.__init__(new, self.likelihood, loc, var, validate_args=self._validate_args)
+        new.loc, new.var = (v.reshape(old).expand((*self._latents, *batch_shape)) for v in (self.loc, self.var))
         return new
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:

@@ -217,12 +217,10 @@ class _Clamped(Expandable):
     batched = ("values",)
     has_atoms = True  # at the limits
 
-    def __init__(
-        self, values: Any, lower: float | Tensor, upper: float | Tensor, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, values: Any, lower: float | Tensor, upper: float | Tensor) -> None:
         self.values, self._given, self._is_log = values, (lower, upper), isinstance(values, dist.LogNormal)
         self._ends = _Ends.of(lower, upper, values.loc)
-        super().__init__(values.batch_shape, validate_args=validate_args)
+        super().__init__(values.batch_shape)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> constraints.Constraint:

@@ -38,22 +38,15 @@ class Expected(Mixture):
         var: variances of f.
     """
 
-    def __init__(
-        self,
-        likelihood: Likelihood,
-        loc: Float[Tensor, "S *T B"],
-        var: Float[Tensor, "S *T B"],
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, likelihood: Likelihood, loc: Float[Tensor, "S *T B"], var: Float[Tensor, "S *T B"]) -> None:
         self.likelihood, self.loc, self.var = likelihood, loc, var
-        super().__init__(marginals(likelihood, loc, var), validate_args)
+        super().__init__(marginals(likelihood, loc, var))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Expected":
-        new = self._get_checked_instance(Expected, _instance)
+        new = super().expand(batch_shape, _instance)
         own, extra = 1 + (self.likelihood.num_latents is not None), len(batch_shape) - len(self.batch_shape)
         old = (*self.loc.shape[:own], *[1] * extra, *self.batch_shape)
-        loc, var = (v.reshape(old).expand(*self.loc.shape[:own], *batch_shape) for v in (self.loc, self.var))
-        Expected.__init__(new, self.likelihood, loc, var, self._validate_args)
+        new.loc, new.var = (v.reshape(old).expand(*self.loc.shape[:own], *batch_shape) for v in (self.loc, self.var))
         return new
 
     def _log_prob(self, value: Tensor) -> Tensor:

@@ -105,9 +105,9 @@ class _SoftmaxCounts(Expandable):
     support = constraints.nonnegative_integer
     batched = "loc", "var"
 
-    def __init__(self, loc: Tensor, var: Tensor, trials: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Tensor, var: Tensor, trials: Any) -> None:
         self.loc, self.var, self.trials = loc, var, trials
-        super().__init__(loc.shape, validate_args=validate_args)
+        super().__init__(loc.shape)
 
     @property
     def mean(self) -> Tensor:

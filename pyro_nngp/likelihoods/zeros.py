@@ -157,10 +157,10 @@ class _Hurdle(Expandable):
     support = constraints.nonnegative_integer
     batched = "gate", "positive"
 
-    def __init__(self, gate: Tensor, positive: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, gate: Tensor, positive: Any) -> None:
         shape = torch.broadcast_shapes(gate.shape, positive.batch_shape)
         self.gate, self.positive = gate.expand(shape), positive.expand(shape)
-        super().__init__(shape, validate_args=validate_args)
+        super().__init__(shape)
 
     @property
     def mean(self) -> Tensor:
@@ -186,9 +186,9 @@ class _ZeroTruncated(Expandable):
     support = constraints.positive_integer
     batched = ("counts",)
 
-    def __init__(self, counts: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, counts: Any) -> None:
         self.counts = counts
-        super().__init__(counts.batch_shape, validate_args=validate_args)
+        super().__init__(counts.batch_shape)
 
     @property
     def mean(self) -> Tensor:
