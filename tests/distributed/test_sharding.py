@@ -38,6 +38,9 @@ def tables(x, y):
     size, sent = data.world.size, data.world.traffic["sum"]
     data.world.sum(torch.ones(100, dtype=torch.float64))
     assert data.world.traffic["sum"] - sent == 2 * (size - 1) * 800 // size  # bytes of a ring
+    sent = data.world.traffic["gather"]
+    data.world.gather(torch.ones(100, dtype=torch.float64))
+    assert data.world.traffic["gather"] - sent == (size - 1) * (800 + 8)  # and their number
     every = torch.arange(data.num_rows)
     places = table.halo.places(every)
     assert torch.equal(table.halo.numbers_at(places), torch.where(places == -1, -1, every))

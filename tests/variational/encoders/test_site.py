@@ -19,6 +19,12 @@ from pyro_nngp.variational.encoders import (
 F64 = torch.float64
 
 
+def test_sizes_are_small_where_none_are_given():
+    encoder = SiteEncoder(2)
+    assert [layer.out_features for layer in encoder.own] == [20, 10]
+    assert (encoder.head.in_features, encoder.num_context) == (10, 10)
+
+
 @pytest.mark.parametrize("num_neighbors", [4, N - 1])
 def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
     """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
