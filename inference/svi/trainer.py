@@ -59,7 +59,7 @@ class Trainer:
         recipe = completed(recipe, method, num_data, checkpoint)
         self.optimizer, self.num_steps = cast(str, recipe.optimizer), cast(int, recipe.num_steps)
         is_lbfgs = self.optimizer == "lbfgs"
-        self.tolerance = recipe.tolerance * (min(1.0, num_data / _MANY_ROWS) if is_lbfgs else 1.0)
+        self.tolerance = recipe.tolerance * (min(1.0, num_data / _MANY_ROWS, 100 / num_data) if is_lbfgs else 1.0)
         self.milestone = min(recipe.schedule.milestones, default=1.0)
         self.profiling = recipe.profiling
         self.solving = recipe.solving and not self.profiling  # between steps
