@@ -112,7 +112,10 @@ class Estimates:
         tables = {
             name: None if value is None else value.double() for name, value in vars(rows).items() if name != "shard"
         }
-        return Observed(replace(rows, **tables), self.method.graph, bound)
+        if self.method.likelihood.is_gaussian:
+            return Observed(replace(rows, **tables), self.method.graph, bound)
+        sites = self.method.posterior(self.method.bound()).observations_of_u(rows.every)
+        return _AtSites(replace(rows, **tables), self.method.graph, bound, *(part.double() for part in sites))
 
     @cached_property
     def root(self) -> Float[Tensor, "*own c c"] | None:
@@ -137,6 +140,17 @@ class Estimates:
             entry -= size
             values[each.module, each.name] = transform_to(each.constraint)(free).to(self.method.x.device)
         return values
+
+
+@dataclass(frozen=True)
+class _AtSites(Observed):
+    """f given pseudo-observations."""
+
+    target: Float[Tensor, "*L N"]
+    variance: Float[Tensor, "*L N"]
+
+    def observations(self, rows: Any) -> tuple[Float[Tensor, "*L U"], Tensor]:
+        return self.target[..., rows], self.variance[..., rows]
 
 
 @torch.no_grad()

@@ -67,13 +67,19 @@ def of_conditionals(method: Any) -> Information:
         bread = sum(times * one.fisher() for one, times in each_noise(places)) * (method.num_data / count)
         if places.root is None:
             return _inverse(bread), None
-        lost, slopes = _restriction(places, places.root)
-        root = _inverse_root(bread)
-        shares, axes = torch.linalg.eigh(root.mT @ lost @ root)
-        cov = root @ (axes / (1 - shares.clamp(0, _MOST))) @ (root @ axes).mT
-        return cov, cov @ slopes
+        return _without_mean(bread, *_restriction(places, places.root))
 
     return around_center(Places.of(method, shuffled(method.num_data, 0, method.x.device)[:count]), find)
+
+
+def _without_mean(
+    information: Float[Tensor, "p p"], lost: Float[Tensor, "p p"], slopes: Float[Tensor, " p"]
+) -> tuple[Float[Tensor, "p p"], Float[Tensor, " p"]]:
+    """The covariance of the estimates where coefficients take some information, and the step to the center."""
+    root = _inverse_root(information)
+    shares, axes = torch.linalg.eigh(root.mT @ lost @ root)
+    cov = root @ (axes / (1 - shares.clamp(0, _MOST))) @ (root @ axes).mT
+    return cov, cov @ slopes
 
 
 def _restriction(
@@ -144,17 +150,23 @@ def _sandwich(
 def of_evidence(method: Any) -> Information:
     """Inverse of minus the Hessian of the largest bound of all q(u), by differences of its gradient, O(p) solutions."""
     copied = copy.deepcopy(method)
-    now = Estimates(copied, free_parameters(copied))
 
-    def slopes(shift: Tensor) -> Float[Tensor, " p"]:
-        tensors = now.moved(shift).put()
+    def slopes(now: Estimates) -> Float[Tensor, " p"]:
+        tensors = now.put()
         with copied.profile.optimum(_TOLERANCE), torch.enable_grad():
             found = torch.autograd.grad(copied.profile.bound(), tensors)
         return torch.cat([slope.flatten().double().cpu() for slope in found])
 
-    steps = _STEP * torch.eye(sum(each.value.numel() for each in now.free)).double()
-    hessian = torch.stack([(slopes(-step) - slopes(step)) / (2 * _STEP) for step in steps])
-    return Information(free_parameters(method), _inverse(hessian))
+    def find(now: Estimates) -> tuple[Float[Tensor, "p p"], Tensor | None]:
+        steps = _STEP * torch.eye(sum(each.value.numel() for each in now.free)).double()
+        hessian = torch.stack([(slopes(now.moved(-step)) - slopes(now.moved(step))) / (2 * _STEP) for step in steps])
+        now.put()
+        if now.root is None:
+            return _inverse(hessian), None
+        return _without_mean(hessian, *_restriction(now, now.root))
+
+    found = around_center(Estimates(copied, free_parameters(copied)), find)
+    return found._replace(free=free_parameters(method), errors=None)
 
 
 def _traces(forms: list[Float[Tensor, "U U"]]) -> Float[Tensor, "p p"]:
