@@ -98,6 +98,11 @@ class LBFGS:
         """Evaluate the loss again at the next step, for a new objective."""
         self._loss = None
 
+    def follow(self, other: "LBFGS") -> None:
+        """Start with the curvature that steps on another objective have found, of as many parameters."""
+        if len(other._gradient) == len(self._gradient):
+            self._pairs = [(move.to(self._gradient), change.to(self._gradient)) for move, change in other._pairs]
+
     def state_dict(self) -> dict[str, Any]:
         """Losses, gradient and history."""
         pairs = [list(pair) for pair in self._pairs]

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._random import shuffled
-from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
+from pyro_nngp.inference.protocols import Refreshable, Smooth, Trainable, graph_of
 from pyro_nngp.inference.svi.convergence import Plateau, Rounds, describe_fall, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, completed, has_neighbors_of_graph, neighbor_parameters
 from pyro_nngp.inference.svi.final_checks import check_trained
@@ -27,6 +27,7 @@ from pyro_nngp.linalg import report_nuggets
 _PROBE = 2048  # rows of the loss that decides on convergence
 _ROUND = (50, 200)  # fewest and most steps of Adam per round
 _MANY_ROWS = 2500  # below which L-BFGS has a smaller tolerance: .25 nats in all, of 250 rows, are worth a few steps
+_WHOLE = 500  # rows whose tolerance all rows have together in the end: half a nat, a standard error of a hyperparameter
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
@@ -43,6 +44,11 @@ class Trainer:
         method: the method.
         recipe: the caller's choices.
         num_data, validation, checkpoint: as in :func:`~pyro_nngp.inference.fit`, checked.
+        is_stage: whether training goes on with more rows.
+
+    Attributes:
+        coarse: gain of a round that counts as none in stages and on subsamples, in nats per row.
+        tolerance: the same at the end.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Trainer:
         num_data: int,
         validation: Validation | None = None,
         checkpoint: Checkpoint | None = None,
+        is_stage: bool = False,
     ) -> None:
         self.method: Any = method
         self.refresh_every, self.solve_every = recipe.refresh_every, recipe.solve_every
@@ -59,13 +66,16 @@ class Trainer:
         recipe = completed(recipe, method, num_data, checkpoint)
         self.optimizer, self.num_steps = cast(str, recipe.optimizer), cast(int, recipe.num_steps)
         is_lbfgs = self.optimizer == "lbfgs"
-        self.tolerance = recipe.tolerance * (min(1.0, num_data / _MANY_ROWS, 100 / num_data) if is_lbfgs else 1.0)
+        self.coarse = recipe.tolerance * (min(1.0, num_data / _MANY_ROWS) if is_lbfgs else 1.0)
         self.milestone = min(recipe.schedule.milestones, default=1.0)
         self.profiling = recipe.profiling
         self.solving = recipe.solving and not self.profiling  # between steps
         self.state = TrainState(method, recipe, num_data, keeps_factor=checkpoint is None)
         self.ranks = self.state.ranks
         self.alternating = is_lbfgs and self.automatic and alternates(method, recipe.solving)
+        in_rounds = self.alternating or (self.solving and isinstance(method, Smooth))
+        is_exact = is_lbfgs and not (is_stage or in_rounds)
+        self.tolerance = min(self.coarse, recipe.tolerance * _WHOLE / num_data) if is_exact else self.coarse
         self.plateau, self.gain = Plateau(recipe.tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
@@ -92,6 +102,8 @@ class Trainer:
         rows = self.state.batches
         while self.optimizer == "lbfgs" and not rows.grown:
             rows.grow()
+        if self.state.quasi_newton is not None and stage.state.quasi_newton is not None:
+            self.state.quasi_newton.follow(stage.state.quasi_newton)
         self._refresh_if_moved()
 
     def resume(self) -> None:
@@ -252,7 +264,7 @@ class Trainer:
         state, losses = self.state, self.state.losses
         rows = state.batches
         largest = rows.grown
-        least = self.tolerance / 10 if largest else self.tolerance
+        least = self.tolerance / 10 if largest else self.coarse
         in_round = state.step - self.round_start
         gain = (losses[-2] if in_round > 1 else optimizer.start_loss) - losses[-1]
         self.stalls = self.stalls + 1 if gain < least else 0

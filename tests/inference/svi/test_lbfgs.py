@@ -110,3 +110,25 @@ def test_the_expected_gain_of_a_quadratic_loss_is_its_distance_from_the_minimum(
     loss = optimizer.step(closure)  # two pairs determine the curvature of two coordinates
     assert loss > 1e-9
     assert optimizer.expected_gain == pytest.approx(loss, rel=0.5)
+
+
+def test_curvature_of_another_objective_saves_steps():
+    def bowl(x, y):
+        return ((x - 0.6) ** 2).sum() + 50 * (y + 0.3) ** 2 + 5 * (x * y).sum()
+
+    def steps_of(optimizer, params, function):
+        for step in range(1, 40):
+            optimizer.step(closure_of(params, function))
+            if optimizer.expected_gain < 1e-6:
+                return step
+        return math.inf
+
+    first, second, third = leaves(0.0, 0.0), leaves(0.0, 0.0), leaves(0.0, 0.0)
+    optimizer, follower, alone = LBFGS(first), LBFGS(second), LBFGS(third)
+    steps_of(optimizer, first, bowl)
+    follower.follow(optimizer)
+    new = [steps_of(one, params, lambda x, y: 1.1 * bowl(x, y)) for one, params in ((follower, second), (alone, third))]
+    assert new[0] <= 3 < new[1] < math.inf
+    other = LBFGS([torch.zeros(5, dtype=F64)])
+    other.follow(optimizer)
+    assert other.expected_gain == math.inf

@@ -410,6 +410,43 @@ def test_steps_on_all_rows_end_where_they_gain_less_than_a_tenth_of_the_toleranc
     assert result.converged
 
 
+def valley_nats(a, b):
+    """A curved valley of some nats in all, which are nothing per data point."""
+    return 5 * (1 - a) ** 2 + 500 * (b - a**2) ** 2
+
+
+class Valley(PyroModule):
+    num_data = 20_000
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(-1.2, dtype=torch.float64))
+        self.b = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    @pyro_method
+    def model(self, idx=None):
+        pyro.factor("score", -valley_nats(self.a, self.b))
+
+    @pyro_method
+    def guide(self, idx=None):
+        pass
+
+
+def test_steps_end_near_the_bottom_of_a_valley_in_nats_of_all_rows():
+    def trained(**kwargs):
+        pyro.clear_param_store()
+        valley = Valley()
+        result = fit(valley, optimizer="lbfgs", progress=False, **kwargs)
+        assert result.converged
+        return result.steps, valley_nats(valley.a.item(), valley.b.item())
+
+    steps, nats = trained()
+    assert nats < 0.1
+    coarse_steps, coarse_nats = trained(tolerance=0.1)
+    assert coarse_steps < steps
+    assert coarse_nats > 0.5
+
+
 def test_best_state_and_scores_survive_a_stop(tmp_path):
     file = Checkpoint(tmp_path / "run.pt", every=4)
     scores = [5.0, 3.0, 4.0, 6.0, 7.0, 3.5, 9.0, 8.0]
