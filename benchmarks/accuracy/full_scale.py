@@ -8,7 +8,8 @@ seconds of training and predictions. Inputs and targets are in units of their st
 process, or with a full-scale prior by `FullScaleReparam`: the bound on the evidence where the first call of `AutoNNGP`
 ends, the root mean square error of the log rate at the data, and processor seconds of that call. Rows "peer" are
 trained as "trained" are, beside GPBoost's `full_scale_vecchia` with the same K and M, which needs `pip install
-gpboost`; both predict from 2 K neighbors, which is GPBoost's default; the setting is the split. Rows are appended to a CSV file; one that is there is not run again.
+gpboost`; both predict from 2 K neighbors, which is GPBoost's default; the setting is the split. Rows are appended to a
+CSV file; one that is there is not run again.
 
 Usage: python benchmarks/accuracy/full_scale.py [--csv benchmarks/results/full_scale.csv]
            [--out benchmarks/results/full_scale.md]
