@@ -216,7 +216,7 @@ def fit(
         with whole.profile.first_stage() as part:
             if part is None:
                 return
-            stage = Trainer(part, recipe, part.num_data, is_stage=True)
+            stage = Trainer(part, recipe, part.num_data)
             train_first(stage, max_seconds, pressed)
             with stage.state.random, stage.state.sparse_gradients():
                 stage.resume()

@@ -44,11 +44,10 @@ class Trainer:
         method: the method.
         recipe: the caller's choices.
         num_data, validation, checkpoint: as in :func:`~pyro_nngp.inference.fit`, checked.
-        is_stage: whether training goes on with more rows.
 
     Attributes:
-        coarse: gain of a round that counts as none in stages and on subsamples, in nats per row.
-        tolerance: the same at the end.
+        coarse: gain of a round that counts as none on subsamples, in nats per row.
+        tolerance: the same on all rows.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Trainer:
         num_data: int,
         validation: Validation | None = None,
         checkpoint: Checkpoint | None = None,
-        is_stage: bool = False,
     ) -> None:
         self.method: Any = method
         self.refresh_every, self.solve_every = recipe.refresh_every, recipe.solve_every
@@ -74,7 +72,7 @@ class Trainer:
         self.ranks = self.state.ranks
         self.alternating = is_lbfgs and self.automatic and alternates(method, recipe.solving)
         in_rounds = self.alternating or (self.solving and isinstance(method, Smooth))
-        is_exact = is_lbfgs and not (is_stage or in_rounds)
+        is_exact = is_lbfgs and not in_rounds
         self.tolerance = min(self.coarse, recipe.tolerance * _WHOLE / num_data) if is_exact else self.coarse
         self.plateau, self.gain = Plateau(recipe.tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
