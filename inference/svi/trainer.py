@@ -266,7 +266,9 @@ class Trainer:
         in_round = state.step - self.round_start
         gain = (losses[-2] if in_round > 1 else optimizer.start_loss) - losses[-1]
         self.stalls = self.stalls + 1 if gain < least else 0
-        if self.stalls and optimizer.expected_gain < _NEGLIGIBLE * least:
+        expected = optimizer.expected_gain
+        foreseen = expected < least and largest and in_round > 1 and bool(self.stages)  # by the curvature of a stage
+        if foreseen or (self.stalls and expected < _NEGLIGIBLE * least):
             self.stalls = _STALLS
         ends = self.stalls == _STALLS or in_round == (_ROUND_ALTERNATING if self.alternating else _ROUND_LBFGS)
         if ends:

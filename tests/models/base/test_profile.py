@@ -143,6 +143,15 @@ def test_the_result_tells_of_stages():
     assert f"{result.steps} steps of L-BFGS on 4000 rows after {steps} on 2000, " in repr(result)
 
 
+def test_the_curvature_of_a_stage_tells_how_far_the_optimum_is():
+    def trained(**given):
+        return fit(labels(4000, num_neighbors=4), progress=False, **given)
+
+    result, exact = trained(), trained(tolerance=1e-6)
+    assert 3 * result.steps < exact.steps
+    assert 4000 * (result.losses[-1] - exact.losses[-1]) < 0.2  # nats
+
+
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_steps_that_are_given_or_of_another_optimizer_train_all_rows_at_once(optimizer, monkeypatch):
     gp = labels(4000, num_neighbors=4)
