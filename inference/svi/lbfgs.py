@@ -62,6 +62,8 @@ class LBFGS:
         loss, gradient = self._loss, self._gradient
         if not math.isfinite(loss):
             raise ArithmeticError(f"loss {loss}")
+        if not self.params:  # all are held
+            return loss
         direction = self._direction(gradient)
         slope, size = float(direction @ gradient), 1.0
         for _ in range(_MAX_HALVINGS):
@@ -136,7 +138,8 @@ class LBFGS:
         return (loss if bool(gradient.isfinite().all()) else math.inf), gradient
 
     def _read(self, values: Sequence[Tensor]) -> Tensor:
-        return torch.cat([value.double().reshape(-1) for value in values])
+        parts = [value.double().reshape(-1) for value in values]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     @torch.no_grad()
     def _write(self, place: Tensor) -> None:

@@ -52,7 +52,8 @@ def find_parameters(
     logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
     logarithms = {id(sites[name].unconstrained()) for name in logs}
     if not params:
-        fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
+        cure = "Use pyro.param, PyroParam or nn.Parameter; a method whose parameters are held needs solve() alone."
+        fail("fit", "method", "to have parameters to train", "none", cure)
     return params, logarithms
 
 

@@ -16,7 +16,7 @@ from pyro_nngp.inference import (
 )
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import BSGP, VNNGP
+from pyro_nngp.models import BSGP, LOO, VNNGP, Vecchia
 
 
 def test_fit_is_ten_lines_of_pyro_and_torch():
@@ -112,6 +112,22 @@ def test_pairs_need_the_number_of_data_points_and_parameters():
             fit((lambda: None, lambda: None), 3, num_data=count)
     with pytest.raises(ValueError, match=r"expected method to have parameters to train"):
         fit((lambda: None, lambda: None), 3, num_data=1)
+
+
+@pytest.mark.parametrize("build", [Vecchia, LOO, VNNGP])
+def test_with_held_hyperparameters_only_the_mean_is_set(build):
+    x = torch.rand(40, 2, dtype=torch.float64)
+    gp, other = (build(x, 5 + x.sum(-1), Matern52(2, 1.0, 0.5), Gaussian(0.1)) for _ in range(2))
+    for method in (gp, other):
+        method.kernel.requires_grad_(False)
+        method.likelihood.requires_grad_(False)
+    assert fit(gp, progress=False).converged
+    other.solve()
+    assert gp.mean.value.item() == pytest.approx(other.mean.value.item(), abs=1e-4)
+    assert 5 < gp.mean.value < 7
+    gp.mean.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"held needs solve\(\) alone"):
+        fit(gp)
 
 
 def test_an_autoguide_trains_on_minibatches():
