@@ -135,7 +135,7 @@ class LBFGS:
     def _evaluate(self, closure: Callable[[], float]) -> tuple[float, Tensor]:
         loss = closure()
         gradient = self._read([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        return (loss if bool(gradient.isfinite().all()) else math.inf), gradient
+        return (loss if loss != -math.inf and bool(gradient.isfinite().all()) else math.inf), gradient
 
     def _read(self, values: Sequence[Tensor]) -> Tensor:
         parts = [value.double().reshape(-1) for value in values]

@@ -73,6 +73,15 @@ def test_a_loss_that_is_not_finite_shortens_the_step_and_fails_only_at_the_start
         optimizer.step(closure)
 
 
+def test_an_infinite_gain_is_no_gain():
+    params = leaves(0.2, 0.0)
+    optimizer = LBFGS(params)
+    closure = closure_of(params, lambda x, y: torch.where(x < 0.5, -4 * x, -torch.inf).sum() + y**2)
+    losses = [optimizer.step(closure) for _ in range(40)]
+    assert math.isfinite(losses[-1])
+    assert 0.2 < params[0].item() < 0.5
+
+
 def test_forgetting_evaluates_the_changed_loss():
     params, scale = leaves(1.0, 0.0), [1.0]
     optimizer = LBFGS(params)
