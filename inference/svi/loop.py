@@ -125,8 +125,8 @@ def fit(
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points, if `method` does not have it.
         tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth as much per step
-            of "lbfgs", which scales both by N / 2,500 where there are fewer points; on all rows its last round may
-            gain 500 times as much in all, half a nat by default.
+            of "lbfgs", which scales both by N / 2,500 where there are fewer points; its last round, on all
+            rows or the largest subsample, may gain 500 times as much in all, half a nat by default.
         max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
         validation: a score on held-out data, by which the best state is chosen. None holds rows of the method out where
             its loss does not tell when its predictions are best (``SWSGP`` with many inducing points) and nothing else

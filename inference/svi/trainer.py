@@ -27,7 +27,7 @@ from pyro_nngp.linalg import report_nuggets
 _PROBE = 2048  # rows of the loss that decides on convergence
 _ROUND = (50, 200)  # fewest and most steps of Adam per round
 _MANY_ROWS = 2500  # below which L-BFGS has a smaller tolerance: .25 nats in all, of 250 rows, are worth a few steps
-_WHOLE = 500  # rows whose tolerance all rows have together in the end: half a nat, a standard error of a hyperparameter
+_WHOLE = 500  # rows whose tolerance all have together in the end: half a nat, a standard error of a hyperparameter
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _NEGLIGIBLE = 0.1  # part of a small gain below which an expected one needs no step
 _ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
@@ -46,8 +46,8 @@ class Trainer:
         num_data, validation, checkpoint: as in :func:`~pyro_nngp.inference.fit`, checked.
 
     Attributes:
-        coarse: gain of a round that counts as none on subsamples, in nats per row.
-        tolerance: the same on all rows.
+        coarse: gain of a round that counts as none on subsamples that grow, in nats per row.
+        tolerance: the same on the largest, or on all rows.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Trainer:
         self.alternating = is_lbfgs and self.automatic and alternates(method, recipe.solving)
         in_rounds = self.alternating or (self.solving and isinstance(method, Smooth))
         is_exact = is_lbfgs and not in_rounds
-        self.tolerance = min(self.coarse, recipe.tolerance * _WHOLE / num_data) if is_exact else self.coarse
+        most = self.state.batch_size or num_data
+        self.tolerance = min(self.coarse, recipe.tolerance * _WHOLE / most) if is_exact else self.coarse
         self.plateau, self.gain = Plateau(recipe.tolerance, _MISSES if self.alternating else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
