@@ -1,10 +1,11 @@
-"""Values at row numbers, and repeats in sorted vectors."""
+"""Values at row numbers, repeats in sorted vectors, and distinct numbers."""
 
+import numpy as np
 import pytest
 import torch
 from builders import normal
 
-from pyro_nngp._indexing import repeats, values_at
+from pyro_nngp._indexing import distinct, repeats, values_at
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
@@ -22,3 +23,11 @@ def test_padding_takes_any_value_but_changes_no_other():
 def test_repeats_follow_an_equal_entry():
     rows = torch.tensor([[-1, -1, 2, 3], [0, 4, 4, 4]])
     assert repeats(rows).tolist() == [[False, True, False, False], [False, False, True, True]]
+
+
+@pytest.mark.parametrize("values", [[], [4], [3, 1, 3, 2**40, -1, 1, 3]])
+def test_distinct_numbers_are_in_order(values):
+    values = np.array(values, np.int64)
+    found = distinct(values)
+    np.testing.assert_array_equal(found, sorted(set(values.tolist())))
+    assert found.dtype == np.int64

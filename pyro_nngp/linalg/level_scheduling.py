@@ -13,6 +13,7 @@ from scipy import sparse
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._indexing import distinct
 
 
 def dependency_levels(neighbors: Int[Tensor, "N K"]) -> list[Int[Tensor, " _"]]:
@@ -46,7 +47,7 @@ def _levels(neighbors: Tensor) -> list[Tensor]:
         offset = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)
         freed = dependents[np.repeat(start[level], count) + offset]
         np.subtract.at(waiting, freed, 1)
-        level = np.unique(freed[waiting[freed] == 0]).astype(np.int64)
+        level = distinct(freed[waiting[freed] == 0]).astype(np.int64)
     placed = sum(map(len, levels))
     if placed < n:
         cure = "Let each row depend only on rows before it in some ordering."

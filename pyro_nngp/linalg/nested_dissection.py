@@ -38,6 +38,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
+from pyro_nngp._indexing import distinct
+
 _LEAF = 96  # most points of a leaf: larger ones save calls, and store more zeros
 _MOST_CUT = 20_000  # families that a half cuts, on average: the matching would take longer than it saves
 _PAIRS = 2**22  # that are held at once
@@ -204,7 +206,7 @@ def _cover(families: np.ndarray, active: np.ndarray, upper: np.ndarray) -> np.nd
     if not len(families):
         return families[:, 0]
     parts = np.array_split(families, math.ceil(len(families) * families.shape[1] ** 2 / _PAIRS))
-    pairs = np.unique(np.concatenate([_pairs(part, active, upper) for part in parts]))
+    pairs = distinct(np.concatenate([_pairs(part, active, upper) for part in parts]))
     left, tail = np.unique(pairs // len(active), return_inverse=True)
     right, head = np.unique(pairs % len(active), return_inverse=True)
     graph = csr_array((np.ones(len(pairs), np.int8), (tail, head)), shape=(len(left), len(right)))
@@ -224,7 +226,7 @@ def _pairs(families: np.ndarray, active: np.ndarray, upper: np.ndarray) -> np.nd
     """Pairs of active members of these families in different halves: N times the lower plus the upper one."""
     below, above = active[families] & ~upper[families], upper[families]
     which, i, j = np.nonzero(below[:, :, None] & above[:, None, :])
-    return np.unique(families[which, i] * len(active) + families[which, j])
+    return distinct(families[which, i] * len(active) + families[which, j])
 
 
 def _fronts(node: np.ndarray, members: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Elimination:
@@ -232,14 +234,14 @@ def _fronts(node: np.ndarray, members: np.ndarray, shapes: Sequence[tuple[int, .
     count = len(node)
     depth = np.frexp(node)[1] - 1
     home = node[np.take_along_axis(members, depth[members].argmax(-1)[:, None], -1)[:, 0]]  # front of each family
-    touched = np.unique(np.append(home[:, None] * count + members, node * count + np.arange(count)))  # (front, point)
+    touched = distinct(np.append(home[:, None] * count + members, node * count + np.arange(count)))  # (front, point)
     inherited, points_of = touched[:0], {}
     for level in range(depth.max(), -1, -1):
         ends = (1 << level) * count, (2 << level) * count
         pairs = touched[slice(*np.searchsorted(touched, ends))]
-        pairs = np.unique(np.concatenate([pairs, inherited]))
+        pairs = distinct(np.concatenate([pairs, inherited]))
         front, point = pairs // count, pairs % count
-        inherited = np.unique((front // 2 * count + point)[node[point] != front])
+        inherited = distinct((front // 2 * count + point)[node[point] != front])
         for part in np.split(pairs, np.flatnonzero(np.diff(front)) + 1) if len(pairs) else []:
             points, i = part % count, part[0] // count
             mine = node[points] == i
