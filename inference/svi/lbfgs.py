@@ -37,13 +37,14 @@ class LBFGS:
 
     Attributes:
         start_loss: the loss before the first step since the objective last changed.
+        informed: whether the curvature that is known goes back to steps on another objective.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._loss: float | None = None
-        self.start_loss = math.inf
+        self.start_loss, self.informed = math.inf, False
         self._gradient = torch.zeros_like(self._read(self.params))
 
     def step(self, closure: Callable[[], float]) -> float:
@@ -74,7 +75,7 @@ class LBFGS:
             size *= _shorter(size, slope, new_loss - loss)
         else:  # rounding, or outdated curvature
             self._write(start)
-            self._pairs.clear()
+            self._clear()
             return loss
         move, change = size * direction, new_gradient - gradient
         if move @ change > 1e-10 * float(change @ change):
@@ -103,18 +104,28 @@ class LBFGS:
     def follow(self, other: "LBFGS") -> None:
         """Start with the curvature that steps on another objective have found, of as many parameters."""
         if len(other._gradient) == len(self._gradient):
-            self._pairs = [(move.to(self._gradient), change.to(self._gradient)) for move, change in other._pairs]
+            self._take(other._pairs)
+            self.informed = bool(self._pairs)
 
     def state_dict(self) -> dict[str, Any]:
         """Losses, gradient and history."""
         pairs = [list(pair) for pair in self._pairs]
-        return {"loss": self._loss, "start_loss": self.start_loss, "gradient": self._gradient, "pairs": pairs}
+        known = {"gradient": self._gradient, "pairs": pairs, "informed": self.informed}
+        return {"loss": self._loss, "start_loss": self.start_loss} | known
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         self._loss, self.start_loss = state["loss"], state["start_loss"]
         self._gradient = state["gradient"].to(self._gradient)
-        self._pairs = [(move.to(self._gradient), change.to(self._gradient)) for move, change in state["pairs"]]
+        self._take(state["pairs"])
+        self.informed = state.get("informed", False)  # not in earlier files
+
+    def _take(self, pairs: Sequence[Sequence[Tensor]]) -> None:
+        self._pairs = [(move.to(self._gradient), change.to(self._gradient)) for move, change in pairs]
+
+    def _clear(self) -> None:
+        self._pairs.clear()
+        self.informed = False
 
     def _direction(self, gradient: Tensor) -> Tensor:
         direction, alphas = -gradient, []
@@ -128,7 +139,7 @@ class LBFGS:
         for (move, change), alpha in zip(self._pairs, reversed(alphas), strict=True):
             direction = direction + (alpha - (change @ direction) / (move @ change)) * move
         if not self._pairs or not direction @ gradient < 0:
-            self._pairs.clear()
+            self._clear()
             direction = -gradient * (_FIRST_MOVE / gradient.abs().max().clamp(min=1e-30))
         return direction * min(1.0, _MOST / max(float(direction.abs().max()), 1e-30))
 

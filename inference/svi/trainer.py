@@ -268,7 +268,7 @@ class Trainer:
         gain = (losses[-2] if in_round > 1 else optimizer.start_loss) - losses[-1]
         self.stalls = self.stalls + 1 if gain < least else 0
         expected = optimizer.expected_gain
-        foreseen = expected < least and largest and in_round > 1 and bool(self.stages)  # by the curvature of a stage
+        foreseen = expected < least and largest and in_round > 1 and optimizer.informed  # by a stage
         if foreseen or (self.stalls and expected < _NEGLIGIBLE * least):
             self.stalls = _STALLS
         ends = self.stalls == _STALLS or in_round == (_ROUND_ALTERNATING if self.alternating else _ROUND_LBFGS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from builders import F64, uniform
 
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Checkpoint, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.loadings import FactorLoadings
@@ -150,6 +150,21 @@ def test_the_curvature_of_a_stage_tells_how_far_the_optimum_is():
     result, exact = trained(), trained(tolerance=1e-6)
     assert 3 * result.steps < exact.steps
     assert 4000 * (result.losses[-1] - exact.losses[-1]) < 0.2  # nats
+
+
+def test_a_run_that_is_resumed_knows_the_curvature_of_its_stage(tmp_path):
+    def trained(name, stop=None):
+        def callback(step, _):
+            if step == stop:
+                raise InterruptedError
+
+        file = Checkpoint(tmp_path / name, every=1)
+        return fit(labels(4000, num_neighbors=4), progress=False, checkpoint=file, callback=callback)
+
+    whole = trained("whole")
+    with pytest.raises(InterruptedError):
+        trained("part", stop=1)
+    assert trained("part").losses.tolist() == whole.losses.tolist()
 
 
 @pytest.mark.parametrize("optimizer", [None, "adam"])
