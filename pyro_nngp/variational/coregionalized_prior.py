@@ -97,6 +97,10 @@ class CoregionalizedPrior(LatentPrior):
         f, (target, before) = self.at(loc), sites
         return f + before / torch.where(self._seen, precision, 1.0) * (target - f)
 
+    @property
+    def can_wait(self) -> bool:
+        return False
+
     def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
         cov = self.posterior_covariance(precision * self._seen)
         return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]

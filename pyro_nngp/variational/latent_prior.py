@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.nested_dissection import Elimination
@@ -22,12 +23,14 @@ from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.natural_gradient import Total, average, gaussian_sites, whole
+from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 ACCURACY = 0.1
 """Square root of the error of the precision of coefficients, in units of 1 / Var f."""
 _CLOSER = 0.03  # part of the tolerance where variances will be exact, which takes one or two more iterations
+_NEAREST = 32  # sites that variances depend on before there is a factor
 _ALONE, _STILL = 30, 1e-4  # most steps to the posterior of each value alone; last move in standard deviations
 
 
@@ -43,7 +46,7 @@ class LatentPrior:
         plan: order of elimination for exact means and variances; None has iterations, and variances from near points.
         last: a posterior by sparse factors at other hyperparameters, of the same plan. Its variances serve until there
             is a factor here, and where the hyperparameters are near, it preconditions iterations; at the same ones it
-            takes the place of a new one.
+            takes the place of a new one. Without it variances from near sites may serve so.
         is_known: whether the precisions of sites are known, so that nothing precedes the factor.
 
     Attributes:
@@ -51,7 +54,7 @@ class LatentPrior:
     """
 
     exact: FactoredPosterior | None = None
-    _before: FactoredPosterior | None = None
+    _waits = False
     _similar: FactoredPosterior | None = None
 
     def __init__(
@@ -65,12 +68,13 @@ class LatentPrior:
         is_known: bool = False,
     ) -> None:
         self._parts = kernel, graph, jitter, nearest
-        self._factor, self._before = prior_factor(kernel, graph, jitter), None if is_known else last
+        self._factor, self._waits = prior_factor(kernel, graph, jitter), last is not None and not is_known
         if plan is not None:
             factor = cast(VecchiaFactor, self._factor)
             self.exact = last if last is not None and last.has_prior(factor) else FactoredPosterior(factor, plan)
             self._similar = last if last is not None and last.is_near(factor) else None
         self._x = graph.x[: graph.num_points]
+        self._near: Any = None
         self._pooled: tuple[PooledObservations, Any, list[Any]] | None = None
 
     @property
@@ -79,8 +83,8 @@ class LatentPrior:
         return self._parts[0].diag(self._x)
 
     def precedes(self, precision: Float[Tensor, "*L N"]) -> bool:
-        """Whether variances of another posterior serve until the sites are found: these precisions are not its."""
-        return self._before is not None and self.exact is not None and not self.exact.is_at(precision)
+        """Whether other variances serve until the sites are found, since there is no factor for these precisions."""
+        return self._waits and self.exact is not None and not self.exact.is_at(precision)
 
     def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Latent values to start from, near these values of f less the mean function."""
@@ -104,7 +108,7 @@ class LatentPrior:
         """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
         if self.exact is None:
             return posterior_mean(self._factor, target, precision, start, tolerance, reduction)
-        if not self.exact.has_factors and self._before is None:
+        if not self.exact.has_factors and not self._waits:
             self.exact.factors(precision)
         if self.exact.is_at(precision):
             return self.exact.solve((precision * target).double()).to(target)
@@ -124,6 +128,19 @@ class LatentPrior:
     ) -> Float[Tensor, "*L N"]:
         """Pseudo-observations of these precisions whose posterior has these means, as that of the sites has."""
         return loc + (self._factor.product(loc.double()) / precision.double()).to(loc)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the first steps need no factor, while later variances come from one."""
+        return self.exact is not None
+
+    def nearby_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Variances of f given the sites nearest to each point, which serve until the sites are found."""
+        kernel, graph, jitter, _ = self._parts
+        if self._near is None:
+            self._near = places_of(graph).query(self._x, min(_NEAREST, graph.num_points))
+        self._waits = True
+        return graph_conditional(kernel, self._x, self._x, self._near, 1 / precision, jitter)[1]
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Variances of f given sites of these precisions; the first call finds the places where they are pooled."""

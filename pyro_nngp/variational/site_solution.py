@@ -3,7 +3,8 @@
 Natural-gradient steps for the means (:mod:`pyro_nngp.variational.natural_gradient`), with the variances fixed,
 alternate with the variances at the sites of these means, until the precisions of the sites stop changing. Coefficients
 of the mean function (:mod:`pyro_nngp.variational.mean_coefficients`) follow in each round. A Gaussian likelihood takes
-one round.
+one round. Where variances take a sparse factor, the first two rounds of the first solution have variances from near
+sites: most often the sites are then so near to their optimum that one factor is enough.
 
 Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients. Symbols: N points, K neighbors, p
 coefficients, L latent functions.
@@ -100,6 +101,9 @@ def optimal_sites(
         first_moments = alone(likelihood, y, mean.expand(variance.shape), prior_variance, total)
         loc = latent.start(first_moments[0] - mean)
         sites = gaussian_sites(likelihood, y, *first_moments, total=total)
+    early = not is_solved and not is_exact and latent.can_wait
+    if early:
+        variance = latent.nearby_variance(sites[1])
 
     def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal loc, sites
@@ -116,7 +120,7 @@ def optimal_sites(
 
     if not is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
         step(*sites)
-        if not (is_solved and latent.precedes(sites[1])):
+        if not latent.precedes(sites[1]):
             variance = latent.posterior_variance(sites[1])
             used = sites[1] if is_solved else None
     for _ in range(_ROUNDS):
@@ -145,6 +149,9 @@ def optimal_sites(
         condition()
         if used is not None and _change(sites[1], used, variance, total) < _SAME_SITES * tolerance:
             break
+        if early and max_steps > 0:
+            variance, early = latent.nearby_variance(sites[1]), False
+            continue
         given = latent.posterior_variance(sites[1])
         variance = given if used is None or is_exact else (variance * given).sqrt()
         if not improved or is_exact:

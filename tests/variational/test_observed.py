@@ -10,6 +10,7 @@ from pyro.infer import MCMC, NUTS
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.variational import PseudoObservations
 
@@ -175,6 +176,34 @@ def test_too_few_steps_warn():
     gp = VNNGP(x, 50 * y, kernel(), Poisson(), num_neighbors=6)
     with pytest.warns(UserWarning, match=r"solve: means still moved by .* Give solve\(\) more max_steps"):
         gp.solve(max_steps=1)
+
+
+@pytest.mark.parametrize("name", ["Poisson", "Bernoulli"])
+def test_the_first_solution_takes_one_factor(name, monkeypatch):
+    factorized = []
+    multifrontal = VecchiaFactor.multifrontal
+    monkeypatch.setattr(VecchiaFactor, "multifrontal", lambda *args: factorized.append(1) or multifrontal(*args))
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(1200, 2, generator=generator, dtype=F64)
+    f = torch.sin(5 * x.sum(-1))
+    drawn = {"Poisson": lambda: torch.poisson(f.exp(), generator=generator)}
+    drawn["Bernoulli"] = lambda: torch.bernoulli(f.sigmoid(), generator=generator)
+    gp = VNNGP(x, drawn[name](), kernel(), {"Poisson": Poisson, "Bernoulli": Bernoulli}[name](), num_neighbors=10)
+    gp.solve()
+    assert len(factorized) == 1
+    first = gp.q.variance.clone()
+    gp.solve(tolerance=1e-9)
+    assert (gp.q.variance / first).log().square().mean().sqrt() < 0.01
+
+
+def test_a_first_solution_of_few_steps_has_exact_variances():
+    x, y = data("Poisson")
+    gp = VNNGP(x, y, kernel(), Poisson(), num_neighbors=N - 1)
+    gp.solve(max_steps=3)
+    with torch.no_grad():
+        cov = dense_covariance(gp.kernel, x)
+        exact = torch.linalg.inv(torch.linalg.inv(cov) + torch.diag(gp.q.precision)).diagonal()
+    torch.testing.assert_close(gp.q.variance, exact, rtol=1e-4, atol=0)
 
 
 @pytest.mark.slow
