@@ -50,6 +50,7 @@ TASKS = {
     "protein": Task("protein"),
     "protein, RMSD": Task("protein", transform=torch.exp),
     "keggdirected": Task("keggdirected"),
+    "keggundirected": Task("keggundirected"),
     "california_housing": Task("california_housing"),
     "house prices": Task("uk_house_postcode", transform=torch.log),
     "precipitation": Task("us_precip_194804", "heavy tails", rows=observed),
