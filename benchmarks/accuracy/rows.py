@@ -1,6 +1,6 @@
 """Results as rows of a CSV file, to which the benchmarks add one per run, so that they can be stopped and repeated.
 
-Beside FILE.csv, FILE.json says under each commit with which processor and versions its rows were measured.
+Beside them, environments.json says with which processor and versions the rows of each commit were measured.
 """
 
 import csv
@@ -35,21 +35,19 @@ def append(path, fields, row):
         if fresh:
             writer.writeheader()
         writer.writerow({name: cell(value) for name, value in row.items()})
-    record(path.with_suffix(".json"))
+    record(path.with_name("environments.json"))
 
 
 def record(path):
-    """Add the environment of this process under its commit, unless it is there."""
-    found = environments(path)
-    known = found.setdefault(commit(), [])
-    if environment() not in known:
-        known.append(environment())
+    """Add the present commit to the commits of the environment of this process."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    known = [each for each in found if each["environment"] == environment()]
+    if not known:
+        known = [{"environment": environment(), "commits": []}]
+        found += known
+    if commit() not in known[0]["commits"]:
+        known[0]["commits"] = sorted([*known[0]["commits"], commit()])
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def environments(path):
-    """What `record` has written: {commit: [environment, ...]}; nothing where there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 @cache
