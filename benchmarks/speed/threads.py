@@ -6,7 +6,7 @@ spinning and by contention for caches. The last columns are ratios of wall times
 threads): of the least, and the median over the rounds. Where the two differ, or the load exceeds the threads in use,
 the machine had other work and the row decides nothing; run it on an idle one.
 
-Usage: python benchmarks/speed/threads.py [--threads 1 2] [--seconds 20] [--out benchmarks/results/threads.md]
+Usage: python benchmarks/speed/threads.py [--threads 1 2] [--seconds 20] [--out FILE]
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main():
         f"{os.cpu_count()} cores; {args.seconds:g} s of alternating rounds each; torch {torch.__version__}.",
         "Wall times are the least of the rounds, processor times medians. The last ratios are wall times on one thread",
         "to those on n: more than 1 where threads help.",
-        "`python benchmarks/speed/threads.py --out benchmarks/results/threads.md`.",
+        "`python benchmarks/speed/threads.py`.",
         "",
         f"| work | {' | '.join(names)} | least: 1 / n | median: 1 / n | rounds, load |",
         "|---" * (len(args.threads) + 4) + "|",
