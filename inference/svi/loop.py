@@ -8,7 +8,7 @@ converged, in one of two ways:
   ``LOO`` of Gaussian data; coefficients of the mean with normal priors are integrated over exactly,
   :mod:`pyro_nngp.inference.svi.cubature`): quasi-Newton steps on a random subset of the rows that grows fourfold, up
   to about 20,000; a new neighbor search follows each round, at the present lengthscales. About 30 evaluations in
-  total. Few rows that end at noise only, signal only or beyond the data have a second start
+  total. Few rows that end at much noise, signal only or beyond the data have a second start
   (:mod:`pyro_nngp.inference.svi.second_start`).
   With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps alternate with
   solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.

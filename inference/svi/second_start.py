@@ -3,13 +3,13 @@ r"""A second start of quasi-Newton training, where the first run ended at an edg
 The likelihood of a few hundred rows under much noise has several maxima: f may be noise with a lengthscale below the
 distances between points, noise may be absent, or f may be all but constant over the data. The first start is the best
 of a grid of predictions from few neighbors (:mod:`pyro_nngp.starts.from_data`), and can lie on the wrong side. So a run
-that ends at such an edge is followed by one from the middle: lengthscales of the size of the data, or of a quarter
-after a run that ended with all points alike, and half of the variance of the residuals each for f and for noise. The
-parameters with the smaller loss over all rows are kept, unless they are exact at most rows and wrong at some
-(:mod:`pyro_nngp.inference.svi.residual_check`): where targets follow from the inputs, as on bike, leave-one-out
-densities grow without bound (NLL 92 after a second run that gained 3,600 nats, -2.1 after the first). Where the two are
-within a nat and one alone takes f for noise, data cannot tell, and a warning says so; another does where both leave f
-all but constant.
+that ends at such an edge, or with more noise than f, is followed by one from the middle: lengthscales of the size of
+the data, or of a quarter after a run that ended with all points alike, and half of the variance of the residuals each
+for f and for noise. The parameters with the smaller loss over all rows are kept, unless they are exact at most rows and
+wrong at some (:mod:`pyro_nngp.inference.svi.residual_check`): where targets follow from the inputs, as on bike,
+leave-one-out densities grow without bound (NLL 92 after a second run that gained 3,600 nats, -2.1 after the first).
+Where the two are within a nat and one alone takes f for noise, data cannot tell, and a warning says so; another does
+where both leave f all but constant.
 
 For one output of Gaussian noise with up to 2,000 rows whose lengthscales were not set, trained to convergence.
 
@@ -37,8 +37,11 @@ _KINDS = {
     "noise": "f is noise that neighbors do not share",
     "signal": "there is no noise",
     "trend": "f is all but constant or linear over the data",
+    "weak": "f is there, with less variance than noise",
     "middle": "f and noise are both there",
 }
+
+_SHOWN = {"weak", "middle"}
 
 
 class SecondStart(NamedTuple):
@@ -56,7 +59,7 @@ class SecondStart(NamedTuple):
 
 @torch.no_grad()
 def kind_of(method: Any) -> str | None:
-    """Kind of f by its hyperparameters: "noise", "signal", "trend", or "middle"; None without a second start."""
+    """Kind of f by its hyperparameters, one of _KINDS; None without a second start."""
     y = single_output(method, 3)
     if y is None or len(y) > _ROWS or graph_of(method) is None or not method.likelihood.is_gaussian:
         return None
@@ -73,7 +76,9 @@ def kind_of(method: Any) -> str | None:
     shared = float(bound.covariance(x, x).mean())  # what all points have in common
     if shared > _TREND * variance and variance - shared < _STRONG * noise:
         return "trend"
-    return "signal" if noise < _SIGNAL * (variance - shared) else "middle"
+    if noise < _SIGNAL * (variance - shared):
+        return "signal"
+    return "weak" if noise > variance - shared else "middle"
 
 
 @torch.no_grad()
@@ -131,7 +136,7 @@ def with_second_start(trainer: Any, run: Callable[[], Any]) -> tuple[Any, Second
 @torch.no_grad()
 def check_signal(method: Any, comparison: SecondStart | None) -> None:
     """Warn if both starts leave f all but constant: its intervals are then those of a constant alone."""
-    if comparison is None or "middle" in comparison.kinds:
+    if comparison is None or not _SHOWN.isdisjoint(comparison.kinds):
         return
     bound, x = method.bound(), method.x[some_rows(method.x, _POINTS)]
     share = float(bound.covariance.diag(x).mean() / bound.likelihood.variance.mean())

@@ -18,7 +18,7 @@ from pyro_nngp.inference.svi.second_start import (
     kind_of,
     place_second_start,
 )
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LOO, Vecchia
@@ -48,6 +48,7 @@ def set_values(gp, lengthscale, variance, noise):
         ((30.0, 1.0, 0.1), "trend"),
         ((30.0, 3000.0, 0.01), "middle"),  # smooth, but of some hundred times the noise
         ((30.0, 3000.0, 1e-4), "signal"),
+        ((0.3, 0.1, 0.5), "weak"),
         ((0.3, 1.0, 0.1), "middle"),
     ],
 )
@@ -78,6 +79,19 @@ def test_a_run_that_ends_at_noise_is_followed_by_one_that_finds_f(method, mean):
     assert "second of two starts" in str(result)
     assert result.loss < want + 2e-3
     assert gp.kernel.lengthscale > 0.05
+
+
+def test_a_weak_signal_that_ends_at_short_lengthscales_has_a_second_start():
+    """The first start is a maximum at three distances of neighbors, nearly two nats below that of the waves."""
+    generator = torch.Generator().manual_seed(109)
+    x = torch.rand(250, 1, generator=generator, dtype=torch.float64)
+    cov = Matern32(1, 1.0, 0.3)(x, x).detach()
+    white = torch.randn(2, 250, generator=generator, dtype=torch.float64)
+    f = torch.linalg.cholesky(cov + 1e-8 * torch.eye(250)) @ white[0]
+    gp = Vecchia(x, f + 3 * white[1])
+    result = fit(gp, progress=False)
+    assert 1 < result.second_start < 3
+    assert gp.kernel.lengthscale > 0.1
 
 
 def test_the_first_run_is_kept_where_it_is_better(monkeypatch):
