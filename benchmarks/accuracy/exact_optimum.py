@@ -17,14 +17,15 @@ import time
 from functools import cache
 
 import torch
-from exact_gp import Exact, problem  # beside this file
+from exact_evidence import evidence, maximize  # beside this file
+from exact_gp import Exact, problem
 from sweeps import Sweep, main
-from torch.distributions import MultivariateNormal, Normal
+from torch.distributions import Normal
 
 from pyro_nngp.inference import fit
 from pyro_nngp.models import LOO, Vecchia
 
-ROWS, K, M, ITERATIONS = 3000, 32, 200, 30
+ROWS, K, M = 3000, 32, 200
 SOURCES = {"Vecchia": Vecchia, "LOO-k": LOO, "exact evidence": Vecchia, "full-scale": Vecchia}
 
 
@@ -40,26 +41,6 @@ def trained(source):
         maximize(gp, lambda: evidence(gp, x, y))
         gp.refresh_neighbors()
     return gp, time.process_time() - begin
-
-
-def maximize(gp, objective):
-    """Put the hyperparameters at the maximum of a log marginal likelihood per datum."""
-    optimizer = torch.optim.LBFGS(gp.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = -objective()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-
-
-def evidence(gp, x, y):
-    """The exact log marginal likelihood per datum."""
-    cov = gp.kernel(x)
-    cov = cov + torch.diag(1e-6 * cov.diagonal() + gp.likelihood.variance)
-    return MultivariateNormal(gp.mean(x).reshape(-1), cov).log_prob(y) / len(x)
 
 
 @torch.no_grad()
