@@ -154,12 +154,15 @@ class _AtSites(Observed):
 
 
 @torch.no_grad()
-def around_center(start: Kind, find: Callable[[Kind], tuple[Tensor, Tensor | None]]) -> Information:
+def around_center(
+    start: Kind, find: Callable[[Kind], tuple[Tensor, Tensor | None]], solve: Callable[[Kind], None] | None = None
+) -> Information:
     """Information at the centers of the intervals, and errors of coefficients averaged around them.
 
     Args:
         start: the estimates.
         find: the covariance of estimates, and the step to the centers; None where they are the centers.
+        solve: finds the pseudo-observations at some hyperparameters; None where data are Gaussian.
     """
     if not start.free:
         return Information([], torch.zeros(0, 0).double())
@@ -173,9 +176,12 @@ def around_center(start: Kind, find: Callable[[Kind], tuple[Tensor, Tensor | Non
         cov, _ = find(center)
     strengths, axes = torch.linalg.eigh(cov)
     points = axes * (len(cov) * strengths.clamp(0, _FARTHEST**2)).sqrt()  # of a cubature rule, exact to degree 3
-    every = [center.moved(sign * point) for point in points.mT for sign in (1, -1)]
-    errors = torch.stack([cast(Tensor, there.root).square().sum(-1) for there in every]).mean(0).sqrt()
-    return Information(start.free, cov, shift, errors)
+    squares = []
+    for there in (center.moved(sign * point) for point in points.mT for sign in (1, -1)):
+        if solve is not None:
+            solve(there)
+        squares.append(cast(Tensor, there.root).square().sum(-1))
+    return Information(start.free, cov, shift, torch.stack(squares).mean(0).sqrt())
 
 
 def free_parameters(method: Any) -> list[Free]:

@@ -160,13 +160,18 @@ def of_evidence(method: Any) -> Information:
     def find(now: Estimates) -> tuple[Float[Tensor, "p p"], Tensor | None]:
         steps = _STEP * torch.eye(sum(each.value.numel() for each in now.free)).double()
         hessian = torch.stack([(slopes(now.moved(-step)) - slopes(now.moved(step))) / (2 * _STEP) for step in steps])
-        now.put()
+        solve(now)
         if now.root is None:
             return _inverse(hessian), None
         return _without_mean(hessian, *_restriction(now, now.root))
 
-    found = around_center(Estimates(copied, free_parameters(copied)), find)
-    return found._replace(free=free_parameters(method), errors=None)
+    def solve(now: Estimates) -> None:
+        now.put()
+        with copied.profile.optimum(_TOLERANCE):
+            pass
+
+    found = around_center(Estimates(copied, free_parameters(copied)), find, solve)
+    return found._replace(free=free_parameters(method))
 
 
 def _traces(forms: list[Float[Tensor, "U U"]]) -> Float[Tensor, "p p"]:
