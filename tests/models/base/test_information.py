@@ -1,5 +1,7 @@
 """Covariances of estimated hyperparameters, against dense matrices and simulated scores."""
 
+import copy
+
 import pytest
 import torch
 from builders import normal, tensor, uniform
@@ -9,7 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models.base.information import of_blocks, of_conditionals, of_evidence, of_leave_one_out
 from pyro_nngp.models.base.intervals import information_of
 from pyro_nngp.variational import MeanField, SparseCholesky
@@ -225,6 +227,27 @@ def test_counts_have_the_curvature_of_their_evidence():
             hessian[i, j] = (evidence(a + b) - evidence(a - b) - evidence(b - a) + evidence(-a - b)) / (4 * step**2)
     torch.testing.assert_close(torch.linalg.inv(found.cov), -hessian, rtol=0.05, atol=0.02)
     assert gp.kernel.variance.item() == pytest.approx(1.0)  # as before
+
+
+def test_errors_of_coefficients_of_counts_are_averaged_over_solutions():
+    """Against dense generalized least squares under pseudo-observations solved for at points of a cubature rule."""
+    x = uniform(N, seed=1)
+    y = torch.poisson((torch.sin(5 * x[:, 0]) + 1).exp(), generator=torch.Generator().manual_seed(3))
+    kernel = Matern32(2, 1.0, 0.4).double()
+    gp = nngp.VNNGP(x, y, kernel, Poisson(), num_neighbors=N - 1, mean=LinearMean(2))
+    gp.solve()
+    found, start = of_evidence(gp), torch.cat([free.value.flatten() for free in of_evidence(gp).free])
+    strengths, axes = torch.linalg.eigh(found.cov)
+    points = axes * (len(start) * strengths.clamp(0, 1.5**2)).sqrt()
+    squares, basis = [], gp.mean.basis(x)
+    for point in torch.cat([points.mT, -points.mT]):
+        moved, theta = copy.deepcopy(gp), (start + found.shift + point).exp()
+        with torch.no_grad():
+            moved.kernel.variance, moved.kernel.lengthscale = theta[0], theta[1]
+            moved.solve(tolerance=1e-6)
+            cov = moved.kernel(x, x) + torch.diag(1 / moved.q.precision)
+            squares.append(torch.linalg.inv(basis.mT @ torch.linalg.solve(cov, basis)).diagonal())
+    torch.testing.assert_close(found.errors, torch.stack(squares).mean(0).sqrt(), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(3)])
