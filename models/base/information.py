@@ -28,7 +28,8 @@ this is the restricted likelihood (Harville 1977), whose information is
 .. math:: H_{kl} - \mathrm{tr}(S\, X^\top \partial_k C^{-1}\, C\, \partial_l C^{-1} X)
    + \tfrac12\, \mathrm{tr}(S\, X^\top \partial_k C^{-1} X\, S\, X^\top \partial_l C^{-1} X) .
 
-Standard errors of coefficients are averaged over the distribution of :math:`\theta` around that center.
+Standard errors of coefficients are averaged over the distribution of :math:`\theta` around that center, for counts and
+labels with pseudo-observations that are solved for there.
 
 Cost: O(p B K^3), of a pseudo-likelihood O(p U^3). Symbols: p hyperparameters, B rows, U of them and their neighbors.
 
