@@ -44,7 +44,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
-from rows import append, commit, read
+from rows import append, cell, commit, read
 from scipy.stats import rankdata
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as DenseRBF
@@ -383,7 +383,7 @@ def main():
     for fold in range(args.folds):
         for each in itertools.product(args.names, args.layers, args.objectives, args.priors, args.sampled):
             case = fixed | dict(zip(("data", "layers", "objective", "prior", "sampled"), each, strict=True))
-            key = {name: str(value) for name, value in case.items()}
+            key = {name: str(cell(value)) for name, value in case.items()}
             if not any(key | {"fold": str(fold)} == {n: row[n] for n in (*key, "fold")} for row in read(args.csv)):
                 append(args.csv, FIELDS, run(case, fold, args.progress))
                 print(read(args.csv)[-1], flush=True)
@@ -391,7 +391,7 @@ def main():
     done = [[row for row in read(args.csv) if key.items() <= row.items()] for key in groups.values()]
     text = table(done)
     if args.ranks:
-        schedule = {name: str(value) for name, value in fixed.items()} | {"layers": "1"}
+        schedule = {name: str(cell(value)) for name, value in fixed.items()} | {"layers": "1"}
         text += "\n\n" + ranks([r for r in read(args.csv) if r["data"] in args.names and schedule.items() <= r.items()])
     print(text)
     if args.out:

@@ -154,7 +154,8 @@ def table(rows):
     lines = [
         "Where signals are weak, plain `Vecchia`, which up to 300 rows is the exact process, ends over half a nat "
         f"below exact maximum likelihood in {len(missed)} of {len(rows)} draws. In {spikes} of these the likelihood is "
-        "largest at a spike, a lengthscale of almost nothing.",
+        "largest at a spike, a lengthscale of almost nothing. "
+        f"{sum(row['dim'] == '5' for row in missed)} of them are in five dimensions, with eight hyperparameters.",
         "",
         f"`python benchmarks/accuracy/weak_signals.py`, commits {', '.join(sorted({row['commit'] for row in rows}))}, "
         f"one thread. {POINTS} points; nats of the log likelihood of all of them. With K = 32 - 64 neighbors and steps "
