@@ -337,7 +337,7 @@ class VNNGP(Method):
 
         For Gaussian data from the information of the conditional densities of the response, as of ``Vecchia``; both are
         approximations of the same evidence. For other data from differences of the gradient of the evidence
-        (:attr:`profile`), at most of 10,000 rows, for two thirds of the time of a fit.
+        (:attr:`profile`), at most of 10,000 rows, for one to two times the time of a fit.
         """
         if not self.can_solve or not isinstance(self.q, ObservedGaussian):
             return super()._information()

@@ -28,9 +28,8 @@ JITTER = 1e-6
 
 def rbf(a, b, lengthscale):
     """Correlations (B, m, n) of rows (B, m, D) and (B, n, D) at lengthscales (B, 1, D)."""
-    return torch.exp(
-        -torch.cdist(a / lengthscale, b / lengthscale, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
-    )
+    distance = torch.cdist(a / lengthscale, b / lengthscale, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.exp(-distance.square() / 2)
 
 
 def designs(near, x_new, lengthscale, nugget):
@@ -75,9 +74,8 @@ def fitted(x, y, start):
 
 def solved(x, y, value):
     """Factor of each design, the logarithm of its determinant, y' K^-1 y and K^-1 y."""
-    cov = rbf(x, x, value[:, None, :-1].exp()) + (value[:, -1].exp() + JITTER)[:, None, None] * torch.eye(
-        ROWS, dtype=x.dtype
-    )
+    nugget = value[:, -1:].exp() + JITTER
+    cov = rbf(x, x, value[:, None, :-1].exp()) + torch.diag_embed(nugget.expand(-1, ROWS))
     tril = torch.linalg.cholesky(cov)
     weights = torch.cholesky_solve(y[..., None], tril)[..., 0]
     return tril, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), (y * weights).sum(-1), weights

@@ -40,7 +40,6 @@ _KINDS = {
     "weak": "f is there, with less variance than noise",
     "middle": "f and noise are both there",
 }
-
 _SHOWN = {"weak", "middle"}
 
 
