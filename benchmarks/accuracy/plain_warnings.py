@@ -85,7 +85,7 @@ NAMES = {  # words of a warning: its name in the table
     "tails of a normal": "heavy tails",
     "as Poisson counts do": "overdispersed",
     "a trend beyond": "trend",
-    "wrong at some": "vanished noise",
+    "errors of the size": "overconfident",
     "loss to stop falling": "not converged",
     "same in all rows": "constant",
 }

@@ -1,5 +1,6 @@
 """The result of a training run, and the warning that it did not converge."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,7 +35,8 @@ class FitResult:
         replayed_from: first step of this call, counted from 1, in which recorded operations replaced model and guide
             (see `replay` of :func:`~pyro_nngp.inference.fit`); None if none did.
         second_start: log likelihood, in nats, that a second start ended above the first, or below it; the better one
-            is kept. Minus infinity for a second one that is wrong at some rows; None if there was one start.
+            is kept. Minus infinity where the second alone errs far beyond what it predicts, infinity where the first
+            does; None if there was one start.
         held_out: number of rows that did not count in training and scored it: the best state by them is kept.
         stages: (rows, steps) of each stage in which this call trained on fewer rows first.
     """
@@ -81,9 +83,12 @@ class FitResult:
         counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""
         replay = f", replayed from step {self.replayed_from}" if self.replayed_from is not None else ""
         gain = self.second_start
-        kept = (
-            "" if gain is None else f", {'second' if gain > 0 else 'first'} of two starts, {abs(gain):.2g} nats better"
-        )
+        kept = "" if gain is None else f", {'second' if gain > 0 else 'first'} of two starts, {_ahead(gain)}"
         best = f", best of {len(self.scores)} scores of {self.held_out} rows held out" if self.held_out else ""
         counts += f"{solves}{replay}{kept}{best}"
         return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}, {self.seconds:.1f} s)"
+
+
+def _ahead(gain: float) -> str:
+    """The distance of two starts in words."""
+    return f"{abs(gain):.2g} nats better" if math.isfinite(gain) else "the other overconfident"

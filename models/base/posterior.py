@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Normal
 
 from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp._indexing import values_at
@@ -30,7 +30,7 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS
 from pyro_nngp.models.base.program import latents_first
 from pyro_nngp.models.base.trend import normal_equations
-from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, Rule
+from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, Rule, Veto, loses_density
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.plausibility.near_duplicates import DuplicateDependence, find_near_duplicates
 from pyro_nngp.rows import At, Part, Rows
@@ -66,7 +66,7 @@ class Posterior:
         """The default number of neighbors in predictions."""
         return self.graph.num_neighbors
 
-    def worthwhile_neighbors(self, rules: Sequence[Rule]) -> int:
+    def worthwhile_neighbors(self, rules: Sequence[Rule], veto: Veto | None = None) -> int:
         """K of the graph, doubled while that lowers variances at some rows, given the others, enough for a rule.
 
         With all neighbors in the graph it begins at 32.
@@ -80,12 +80,12 @@ class Posterior:
         part = self.rows.trial(self.graph, most)
         posterior, trial = self.on(part), part.places
         versions = self.bound.versions
-        return trial.choose_k(lambda near: posterior.variances(trial.rows, near), first, rules, versions)
+        return trial.choose_k(lambda near: posterior.variances(trial.rows, near), first, rules, versions, veto)
 
     def variances(
         self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]
-    ) -> tuple[Float[Tensor, "*L B"], Float[Tensor, "..."]]:
-        """Variances of f at some rows given their neighbors, and a typical variance of the noise of y."""
+    ) -> tuple[Float[Tensor, "*L B"], Float[Tensor, "..."], *tuple[Tensor, ...]]:
+        """Variances of f at some rows given their neighbors, a typical variance of the noise of y; more for a veto."""
         undefined(self, "variances", "posterior")
 
     def neighbors_at_draws(self) -> int | None:
@@ -294,14 +294,15 @@ class Observed(Posterior):
         return Trend(mean.basis, root, True)
 
     def enough_neighbors(self) -> int:
-        return self.worthwhile_neighbors((FOR_Y, FOR_F))
+        return self.worthwhile_neighbors((FOR_Y, FOR_F), loses_density)
 
     @torch.no_grad()
-    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
+    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Also the log densities of the observations of f at the rows."""
         at, positions = distinct_rows(near)
-        observed = self.observations(at)
-        _, var = self.given_neighbors(self.rows.x[rows], at, positions, observed=observed)
-        return var, observed[1].mean()
+        observed, (obs, noise) = self.observations(at), self.observations(rows)
+        loc, var = self.given_neighbors(self.rows.x[rows], at, positions, rows, observed)
+        return var, observed[1].mean(), Normal(loc, (var + noise).sqrt()).log_prob(obs)
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_nngp._versions import Versions
-from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, NeighborTrial, Rule, itself, rows_to_try
+from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, NeighborTrial, Rule, itself, loses_density, rows_to_try
 
 
 def while_it_falls_by(worthwhile, most=512):
@@ -70,6 +70,25 @@ def test_noise_does_not_hide_what_more_neighbors_say_of_f(fall_of_f, noise, want
         return torch.exp(-fall_of_f * doublings).double().expand(2), torch.tensor(noise).double()
 
     assert trial.choose_k(variances, 32, (FOR_Y, FOR_F)) == want
+
+
+@pytest.mark.parametrize(
+    ("falls", "want"),
+    [
+        ([0.05] * 8, 512),  # nats per point and doubling
+        ([0.15] * 8, 32),
+        ([0.0] * 7 + [1.2], 512),  # by the same mean, of an outlier
+    ],
+)
+def test_a_doubling_that_lowers_densities_is_refused(falls, want):
+    trial = NeighborTrial(torch.arange(8), torch.zeros(8, 512, dtype=torch.int64))
+
+    def evaluate(near):
+        doublings = torch.tensor(near.shape[1] / 32).log2()
+        return torch.exp(-doublings).expand(8), torch.tensor(0.0), -doublings * torch.tensor(falls)
+
+    assert trial.choose_k(evaluate, 32, (FOR_Y,)) == 512
+    assert trial.choose_k(evaluate, 32, (FOR_Y,), veto=loses_density) == want
 
 
 def test_a_rule_has_no_say_beyond_its_largest_number():

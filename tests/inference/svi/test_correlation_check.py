@@ -19,7 +19,7 @@ Y = torch.sin(2 * math.pi * 20 * X[:, 0]) + 0.2 * torch.randn(400, generator=GEN
 
 
 def vecchia(x, y, lengthscale, noise=0.5, **settings):
-    return Vecchia(x, y, Matern52(x.shape[1], 1.0, lengthscale).double(), Gaussian(noise), num_neighbors=5, **settings)
+    return Vecchia(x, y, Matern52(x.shape[1], 1.0, lengthscale).double(), Gaussian(noise), num_neighbors=20, **settings)
 
 
 def result(converged=True):

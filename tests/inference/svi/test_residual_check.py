@@ -7,8 +7,15 @@ import torch
 from torch.distributions import Normal
 
 from pyro_nngp import LOO, MLLk, Vecchia
-from pyro_nngp.inference.svi.residual_check import check_tails, gain_of_heavy_tails
-from pyro_nngp.kernels import Matern32
+from pyro_nngp.inference.svi.exact_rows import exact_rows
+from pyro_nngp.inference.svi.residual_check import (
+    check_errors,
+    check_tails,
+    excess_of_errors,
+    gain_of_heavy_tails,
+    is_overconfident,
+)
+from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, StudentT
 from pyro_nngp.models.base.trend import bound_for_predictions
 
@@ -33,19 +40,31 @@ def test_heavy_tails_under_gaussian_noise_are_reported(method):
 
 
 @pytest.mark.parametrize(("method", "cure"), [(LOO, "Take Vecchia"), (Vecchia, "Keep noise")])
-def test_a_model_without_noise_that_is_wrong_at_some_rows_is_reported(method, cure):
-    """A smooth function with errors of .2 in three rows; the bound is 1e-4 of the variance of y."""
-    smooth = torch.sin(6 * X[:, 0])
-    wrong = smooth.clone()
-    wrong[[10, 70, 130]] += 0.2
+def test_errors_far_beyond_their_size_are_reported(method, cure):
+    """A smooth function without noise, and with noise that the model denies; the bound is 1e-4 of the variance of y."""
 
     def exact(y):
-        return method(X, y, Matern32(2, 1.0, 0.5), Gaussian(1e-9), num_neighbors=12)
+        return method(X, y, Matern52(2, 1.0, 0.5), Gaussian(1e-9), num_neighbors=12)
 
-    check_tails(exact(smooth))
-    least = f"{1e-4 * float(wrong.var()):.2g}"
-    with pytest.warns(UserWarning, match=rf"errors of the size .* wrong at some\. {cure}.*greater_than\({least}"):
-        check_tails(exact(wrong))
+    smooth, wrong = exact(torch.sin(6 * X[:, 0])), exact(LIGHT)
+    check_errors(smooth, exact_rows(smooth))
+    assert not is_overconfident(smooth)
+    assert is_overconfident(wrong)
+    least = f"{1e-4 * float(LIGHT.var()):.2g}"
+    with pytest.warns(UserWarning, match=rf"errors of the size .* times as large .* {cure}.*greater_than\({least}"):
+        check_errors(wrong, exact_rows(wrong))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_excess_is_that_of_the_exact_process(dtype):
+    """Of smooth functions in float32 too, whose covariances have no factor in it."""
+    gp = LOO(X.to(dtype), LIGHT.to(dtype), RBF(2, 1.0, 0.5), Gaussian(0.01), num_neighbors=12)
+    gp.mean.value = 0.25
+    noise = gp.likelihood.variance.detach().double()
+    cov = RBF(2, 1.0, 0.5).double()(X, X).detach() + (noise + 1e-6) * torch.eye(N, dtype=X.dtype)
+    residual = LIGHT - 0.25
+    expected = float(residual @ torch.linalg.solve(cov, residual)) / N
+    assert excess_of_errors(exact_rows(gp)) == pytest.approx(expected, rel=1e-4 if dtype == torch.float32 else 1e-9)
 
 
 def test_few_rows_several_outputs_and_other_likelihoods_are_not_judged():

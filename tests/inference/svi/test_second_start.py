@@ -10,7 +10,6 @@ import torch
 from pyro.nn import PyroSample
 
 from pyro_nngp.inference import ConvergenceWarning, fit
-from pyro_nngp.inference.svi.residual_check import Tails
 from pyro_nngp.inference.svi.second_start import (
     SecondStart,
     check_second_start,
@@ -113,16 +112,21 @@ def test_the_first_run_is_kept_where_it_is_better(monkeypatch):
     torch.testing.assert_close(gp(x[:5] + 0.01), alone(x[:5] + 0.01))
 
 
-def test_a_better_run_that_is_wrong_at_some_rows_is_not_kept(monkeypatch):
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False), (True, True)])
+def test_a_run_that_alone_is_overconfident_is_not_kept(monkeypatch, first, second):
+    """The second run gains a nat or more, which decides where both are."""
     x, y = waves()
     gp = LOO(x, y, Matern52(1))
     set_values(gp, 1e-5, 0.5, 0.1)
-    wrong = Tails(gain=2.0, noise=0.0, largest=40.0)
-    monkeypatch.setattr("pyro_nngp.inference.svi.second_start.tails_of", lambda gp: wrong)
+    answers = iter([first, second])
+    monkeypatch.setattr("pyro_nngp.inference.svi.second_start.is_overconfident", lambda gp: next(answers))
     result = fit(gp, progress=False)
-    assert result.second_start == -math.inf
-    assert "first of two starts" in str(result)
-    assert gp.kernel.lengthscale < 1e-3
+    gain = {(False, True): -math.inf, (True, False): math.inf}.get((first, second))
+    assert result.second_start == gain if gain else 1 < result.second_start < math.inf
+    keeps_second = first or not second
+    assert f"{'second' if keeps_second else 'first'} of two starts" in str(result)
+    assert ("the other overconfident" in str(result)) == (gain is not None)
+    assert (gp.kernel.lengthscale < 1e-3) != keeps_second
 
 
 def test_the_second_start_is_in_the_units_of_the_data():

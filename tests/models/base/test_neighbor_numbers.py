@@ -104,6 +104,20 @@ def test_families_other_than_sites_keep_their_number():
     assert NPVI(x, y).graph.num_neighbors == 20
 
 
+@methods
+@pytest.mark.parametrize(("lengthscale", "falls"), [(1.0, False), (10.0, True)])
+def test_predictions_take_no_more_neighbors_where_densities_fall(method, lengthscale, falls):
+    """Clusters of five points with a level each: a kernel that ties them lowers variances, and is wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.arange(80.0)[:, None] + 0.1 * torch.rand(80, 5, generator=generator)).double().reshape(-1, 1)
+    y = torch.randn(80, 1, generator=generator) + 0.01 * torch.randn(80, 5, generator=generator)
+    gp = method(x, y.double().flatten(), Matern52(1, 1.0, lengthscale), Gaussian(0.01), num_neighbors=4)
+    few, more = (float(gp.loo(num_neighbors=k).mean()) for k in (4, 8))
+    assert (few - more > 1.0) == falls
+    assert dense_gains(gp, (4, 8))[0] > 0.01
+    assert (gp.prediction_neighbors() == 4) == falls
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("lengthscale", "want"), [(0.3, 8), (3.0, None)])
 def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, want):
