@@ -60,6 +60,17 @@ def test_others_are_not(build):
         check_latent_signal(gp)
 
 
+@pytest.mark.parametrize("method", [VNNGP, LOO])
+def test_f_that_leaves_its_mean_function_is_not(method):
+    """A label at the mean function would say nothing of f."""
+    gp = labels(method, 8.0, mean=lambda x: -9.0 + 0 * x[:, 0])
+    gp.solve()
+    assert gp(X)[0].max() > -5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_latent_signal(gp)
+
+
 def test_classes_and_programs_without_data_pass():
     check_latent_signal(LOO(X, LABELS.long(), Matern32(2, 1e-3, 0.3), Categorical(2)))
     check_latent_signal(VNNGP(X, None, Matern32(2, 1e-3, 0.3)))
