@@ -302,7 +302,7 @@ class Observed(Posterior):
         at, positions = distinct_rows(near)
         observed, (obs, noise) = self.observations(at), self.observations(rows)
         loc, var = self.given_neighbors(self.rows.x[rows], at, positions, rows, observed)
-        return var, observed[1].mean(), Normal(loc, (var + noise).sqrt()).log_prob(obs)
+        return var, observed[1].mean(), Normal(loc, (var + noise).sqrt(), validate_args=False).log_prob(obs)
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
