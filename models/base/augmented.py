@@ -53,7 +53,7 @@ class Augmented(Observed):
 
     def enough_neighbors(self) -> int:
         """Auxiliary variables belong to K neighbors, and are of no use to f with many more: y alone decides."""
-        return super().enough_neighbors() if self.q is self.omega is None else self.worthwhile_neighbors((FOR_Y,))
+        return super().enough_neighbors() if self.q is self.omega is None else self.worthwhile_neighbors(FOR_Y)
 
     def variables(self, rows: Int[Tensor, " U"]) -> Any:
         """The auxiliary variables of some rows, (U,) or (L, U); None for Gaussian data."""

@@ -294,7 +294,7 @@ class Observed(Posterior):
         return Trend(mean.basis, root, True)
 
     def enough_neighbors(self) -> int:
-        return self.worthwhile_neighbors((FOR_Y, FOR_F), loses_density)
+        return self.worthwhile_neighbors(FOR_Y + FOR_F, loses_density)
 
     @torch.no_grad()
     def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -57,7 +57,8 @@ def test_the_answer_is_kept_until_a_version_changes():
     [
         (0.5, 100.0, 256),  # y hardly changes, f does; for its sake alone there are at most 256
         (0.5, 0.01, 512),  # y does, too
-        (0.02, 0.0, 512),  # worthwhile for y, not for f
+        (0.04, 0.0, 512),
+        (0.02, 0.0, 256),  # worthwhile for y, not for f; the last doubling takes more
         (0.02, 1.0, 32),
         (0.04, 1e3, 256),
     ],
@@ -69,7 +70,7 @@ def test_noise_does_not_hide_what_more_neighbors_say_of_f(fall_of_f, noise, want
         doublings = torch.tensor(near.shape[1] / 32).log2()
         return torch.exp(-fall_of_f * doublings).double().expand(2), torch.tensor(noise).double()
 
-    assert trial.choose_k(variances, 32, (FOR_Y, FOR_F)) == want
+    assert trial.choose_k(variances, 32, FOR_Y + FOR_F) == want
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_a_doubling_that_lowers_densities_is_refused(falls, want):
         doublings = torch.tensor(near.shape[1] / 32).log2()
         return torch.exp(-doublings).expand(8), torch.tensor(0.0), -doublings * torch.tensor(falls)
 
-    assert trial.choose_k(evaluate, 32, (FOR_Y,)) == 512
-    assert trial.choose_k(evaluate, 32, (FOR_Y,), veto=loses_density) == want
+    assert trial.choose_k(evaluate, 32, FOR_Y) == 512
+    assert trial.choose_k(evaluate, 32, FOR_Y, veto=loses_density) == want
 
 
 def test_a_rule_has_no_say_beyond_its_largest_number():
