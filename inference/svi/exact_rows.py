@@ -1,6 +1,7 @@
 r"""Some rows of a trained method as an exact Gaussian process, for checks: covariance matrix C of y, and residuals.
 
-Factorized, :math:`L^{-1} (y - m) ~ N(0, 1)` are the errors of predictions of each row from those before it.
+With its factor L, :math:`L^{-1} (y - m) \sim N(0, I)` are the errors of predictions of each row from those before it,
+in units of predictive standard deviations.
 
 Cost: O(n^3) for n = 512 rows.
 """
@@ -48,12 +49,12 @@ def exact_rows(method: Any) -> ExactRows | None:
     bound, rows = method.bound(), some_rows(method.y, _ROWS)
     if bound.kernel is None or len(bound.covariances) != 1:
         return None
-    x = method.x[rows]
-    residual = method.rows.targets(rows).to(x) - method.rows.mean(bound, rows)
-    cov = bind_double(bound.kernel, x.dtype)(x.double(), x.double())
+    x, dtype = method.x[rows].double(), method.x.dtype
+    residual = (method.rows.targets(rows).to(dtype) - method.rows.mean(bound, rows)).double()
+    cov = bind_double(bound.kernel, dtype)(x, x)
     added = bound.jitter * cov.diagonal() + bound.likelihood.variance.double()
     try:
         tril = cholesky(add_diagonal(cov, added), 0.0)
     except NotPositiveDefiniteError:
         return None
-    return ExactRows(x.double(), residual.double(), tril, bound.mean_function)
+    return ExactRows(x, residual, tril, bound.mean_function)

@@ -20,7 +20,7 @@ large at most, on 6,000 rows of naval 13 times.
 Cost: one prediction of up to 1,000 rows, fewer with more than 180 neighbors; a factor of 512 rows.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -51,20 +51,13 @@ def gain_of_heavy_tails(z: Float[Tensor, " B"]) -> float:
     return float(best - normal)
 
 
-class Tails(NamedTuple):
-    """Residuals of a method in units of predictive standard deviations.
+def tails_of(method: Any) -> tuple[float, float] | None:
+    """Tails of the residuals of a trained method, in units of predictive standard deviations.
 
-    Attributes:
-        gain: nats per row that a Student-t distribution gains on a normal one.
-        noise: part of the noise in predictive variances.
+    Returns:
+        The gain of :func:`gain_of_heavy_tails`, and the part of the noise in predictive variances; None where noise is
+        not Gaussian, or rows are few.
     """
-
-    gain: float
-    noise: float
-
-
-def tails_of(method: Any) -> Tails | None:
-    """Tails of the residuals of a trained method; None where it has no Gaussian noise, or few rows."""
     graph = graph_of(method)
     if graph is None or single_output(method, _LEAST) is None:
         return None
@@ -77,16 +70,16 @@ def tails_of(method: Any) -> Tails | None:
     found = posterior.standardized_residuals(some_rows(method.x, count))
     if found is None or not bool(found[0].any()):
         return None
-    return Tails(gain_of_heavy_tails(found[0]), float(found[1].mean()))
+    return gain_of_heavy_tails(found[0]), float(found[1].mean())
 
 
 def check_tails(method: Any) -> None:
     """Warn if residuals of a trained method with Gaussian noise have heavy tails."""
-    tails = tails_of(method)
-    if tails is not None and tails.noise >= _NOISE and tails.gain > _GAIN:
+    gain, noise = tails_of(method) or (0.0, 0.0)
+    if noise >= _NOISE and gain > _GAIN:
         warn_of(
             "residuals with the tails of a normal distribution, got tails that a Student-t distribution "
-            f"fits better by {tails.gain:.2g} nats per row. Take VNNGP(x, y, likelihood=StudentT())."
+            f"fits better by {gain:.2g} nats per row. Take VNNGP(x, y, likelihood=StudentT())."
         )
 
 

@@ -61,8 +61,6 @@ def itself(values: Tensor) -> Tensor:
 ONE_SCORE = (Rule(itself, 0.01, MOST_NEIGHBORS),)
 FOR_Y = Rule(log_of_y, 0.01, MOST_NEIGHBORS // 2), Rule(log_of_y, 0.03, MOST_NEIGHBORS)  # of predictions
 FOR_F = (Rule(log_of_f, 0.03, MOST_NEIGHBORS // 2),)
-
-
 Veto = Callable[[Sequence[Tensor], Sequence[Tensor]], bool]
 
 
@@ -108,8 +106,8 @@ class NeighborTrial:
             evaluate: maps rows of K neighbors to the arguments of the rules' scores.
             first: the first number tried.
             rules: reasons for a doubling.
-            veto: maps what is evaluated before and after a doubling to whether it is refused.
             versions: of all that evaluations depend on; None evaluates at each call.
+            veto: maps what is evaluated before and after a doubling to whether it is refused.
 
         Cost: at most log2(k / first) + 1 evaluations; none if nothing has changed.
         """
