@@ -1,8 +1,8 @@
-"""The prior in NPVI's bound: nearest neighbors, as in the paper's experiments, or of low rank, its equation 9.
+"""Priors in NPVI's bound, for `npvi_figures.py`: nearest neighbors, as in the paper's experiments, or of low rank.
 
-The cross-entropy of q(f) = N(m, V) and the prior takes the prior's precision P. Equation 9 puts a Nystrom or FITC
-approximation of P, from M inducing points, in place of the nearest-neighbor prior of equation 11. It estimates the
-trace of P (V + m m') from the pairs of a point with itself and its parents, which count once, and the pair with one
+The cross-entropy of q(f) = N(m, V) and the prior takes the prior's precision P. Equation 9 of the paper puts a Nystrom
+or FITC approximation of P, from M inducing points, in place of the nearest-neighbor prior of equation 11. It estimates
+the trace of P (V + m m') from the pairs of a point with itself and its parents, which count once, and the pair with one
 other point drawn at random, which counts for all others.
 
 For Gaussian noise the optimal q of each prior is known. Shown are
@@ -10,30 +10,20 @@ For Gaussian noise the optimal q of each prior is known. Shown are
 - KL: its divergence from the exact posterior, KL(q || p), in nats per point;
 - error: the standard deviation of the estimate of the cross-entropy from 50 points, in nats per point, at that q.
 
-The Nystrom precision is the pseudo-inverse of the covariance, of rank M. 1,500 points of the first split of `npvi.py`
-beside this file, Matern-3/2, everything at what NPVI learns in 400 steps, relative nugget .01; inducing points at
-random points, for any M the first of one order; float64.
-
-Rows are appended to a CSV file; one that is there is not run again.
-
-Usage: python benchmarks/accuracy/npvi_prior.py [--csv benchmarks/results/npvi_prior.csv]
-           [--out benchmarks/results/npvi_prior.md]
-The data come from the folder that PYRO_NNGP_DATA names.
+The Nystrom precision is the pseudo-inverse of the covariance, of rank M. The first 1,500 points of a method, at its
+hyperparameters; inducing points at random points, for any M the first of one order; float64.
 """
 
-from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
 from npvi import log_response  # beside this file
-from npvi_figures import NUGGET, ROWS, TABLE, fixed
-from sweeps import Sweep, main
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.neighbors import SymmetricGraph
 
-NUM_POINTS = 1500
-NEIGHBORS, INDUCING = (5, 10, 20, 40), (50, 100, 200, 400, 800)
+NUM_POINTS, BATCH = 1500, 50
+NUGGET = 0.01  # relative
 PAIRED = 20  # parents whose pairs count once in equation 9
 
 
@@ -47,12 +37,9 @@ def posterior(at, precision):
     return var @ at.residual / at.noise, var
 
 
-@cache
 @torch.no_grad()
-def problem(data):
+def problem(gp):
     """Points, kernel and its matrix, residuals of the mean function, noise variance, and the exact posterior."""
-    with torch.enable_grad():
-        gp = fixed(data, TABLE)[0].double()
     x, y = gp.x[:NUM_POINTS], log_response(gp.likelihood, gp.y[:NUM_POINTS])
     cov = gp.kernel(x)
     cov.diagonal().mul_(1 + NUGGET)
@@ -83,13 +70,12 @@ def scores(at, precision, terms):
     found, chosen = terms(var + loc.outer(loc))
     chances = chosen / chosen.sum(1, keepdim=True) / NUM_POINTS
     mean, square = (chances * found).sum(), (chances * found.square()).sum()
-    return {"value": divergence(at, loc, var), "error": float((square - mean.square()).sqrt() / 2 / ROWS**0.5)}
+    return {"value": divergence(at, loc, var), "error": float((square - mean.square()).sqrt() / 2 / BATCH**0.5)}
 
 
 @torch.no_grad()
-def of_neighbors(data, k):
-    """Nearest-neighbor prior and equation 11."""
-    at = problem(data)
+def of_neighbors(at, k):
+    """Scores of the nearest-neighbor prior and equation 11."""
     factor = NNGP(at.kernel, SymmetricGraph(at.x, k), jitter=NUGGET).factor
     residual = torch.eye(NUM_POINTS).to(at.cov) - dense(factor.w, factor.neighbors)
 
@@ -101,9 +87,8 @@ def of_neighbors(data, k):
 
 
 @torch.no_grad()
-def of_rank(data, name, m):
-    """FITC or Nystrom prior and equation 9."""
-    at = problem(data)
+def of_rank(at, name, m):
+    """Scores of the FITC or Nystrom prior and equation 9."""
     chosen = torch.randperm(NUM_POINTS, generator=torch.Generator().manual_seed(0))[:m]
     tril = torch.linalg.cholesky(at.cov[chosen][:, chosen])
     low = torch.linalg.solve_triangular(tril, at.kernel(at.x[chosen], at.x), upper=False).mT
@@ -122,30 +107,3 @@ def of_rank(data, name, m):
         return others.sum(1, keepdim=True) * products + (paired * products).sum(1, keepdim=True), others
 
     return scores(at, precision, terms)
-
-
-def priors():
-    """Rows of scores by prior and the number of its neighbors or inducing points."""
-    for data in ("precipitation", "raster"):
-        for k in NEIGHBORS:
-            key = {"data": data, "method": "nearest neighbors, eq. 11", "setting": k}
-            yield key, partial(of_neighbors, data, k)
-        for name in ("FITC", "Nystrom"):
-            for m in INDUCING:
-                yield {"data": data, "method": f"{name}, eq. 9", "setting": m}, partial(of_rank, data, name, m)
-
-
-SWEEPS = {
-    "prior": Sweep(
-        "Approximations of the prior in the bound",
-        priors,
-        ("value", "error"),
-        score="value",
-        label="KL from the exact posterior, nats per point",
-        axis="K or M",
-        value="KL",
-    )
-}
-
-if __name__ == "__main__":
-    main("npvi_prior", __doc__, SWEEPS)
