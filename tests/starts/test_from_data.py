@@ -275,6 +275,17 @@ def test_a_start_from_another_method_is_a_copy(field):
         LOO(x, y, start=Matern52(2))
 
 
+def test_another_method_takes_over_a_noise_variance_that_was_trained_to_zero() -> None:
+    """The logarithm of a noise variance in float32 ends below -104 on data without noise."""
+    x = torch.rand(60, 2)
+    first = LOO(x, x.sum(1), num_neighbors=8)
+    with torch.no_grad():
+        first.likelihood.variance_unconstrained.fill_(-110.0)
+    second = Vecchia(x, x.sum(1), start=first, num_neighbors=8)
+    assert second.likelihood.variance == 0
+    assert second.predict(x[:5]).mean.isfinite().all()
+
+
 def test_a_method_does_not_hold_the_one_that_it_started_from():
     x = torch.rand(30, 2)
     first = Vecchia(x, x[:, 0], num_neighbors=4)
