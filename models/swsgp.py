@@ -14,7 +14,7 @@ added, so that many inducing points cost too little: q(u) follows single data, t
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
 Since the loss then goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training
 where M is larger than by default, and keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the
-paper chooses its epochs. For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the
+paper chooses its epochs; and noise starts at a fifth of the variance of y at least. For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the
 function (docs/intervals.md); predictions from other than Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
@@ -43,7 +43,9 @@ from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
+from pyro_nngp.hyperparameters import unset_hyperparameters
 from pyro_nngp.hyperparameters.reading import parameter_site
+from pyro_nngp.hyperparameters.values import Values
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
@@ -54,6 +56,7 @@ from pyro_nngp.models.base.evidence import correlated_predecessors, has_evidence
 from pyro_nngp.models.base.extension import warn_untrained
 from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.rows import Part
+from pyro_nngp.starts.from_data import Start
 from pyro_nngp.variational import (
     DenseGaussian,
     FullRank,
@@ -70,6 +73,7 @@ _LEAST, _MOST, _ROWS = 64, 1024, 32  # inducing points where none are given, one
 _USUAL_NEIGHBORS = 32
 _EVIDENCE_NEIGHBORS = 32
 _FEWEST_TO_HOLD, _MOST_HELD = 300, 2000  # rows of data that hold a tenth out, and most rows that are held out
+_FIRST_NOISE = 0.2  # least noise variance at the start where rows are held out, in variances of y
 _NO_WEIGHT = 1e-10
 
 
@@ -177,6 +181,18 @@ class SWSGP(Method):
             self.q = DenseGaussian(len(z), self.num_latents, False, *settings, like=x)
         if guide.loc is None and guide.scale is None and isinstance(self.likelihood, Gaussian):
             self.q.assign(self._first_q())
+
+    def _start_from(self, at: Values, trend: Callable[[Tensor], Tensor] | None) -> Start:
+        """As of other methods; but with many inducing points there is noise at first, if it is to be started.
+
+        From little of it q(u) follows single data before anything else has been learned, and does not come back.
+        """
+        is_open = isinstance(self.likelihood, Gaussian) and bool(unset_hyperparameters(self.likelihood))
+        found = super()._start_from(at, trend)
+        if is_open and self._has_many_inducing:
+            variance = self.likelihood.variance
+            self.likelihood.variance = variance.detach().clamp(min=_FIRST_NOISE * found.unit**2)
+        return found
 
     @torch.no_grad()
     def _first_q(self) -> dist.Normal:
@@ -311,11 +327,16 @@ class SWSGP(Method):
         None of fewer than 300 rows, or on several processes.
         """
         rows = self.rows
-        suits = rows.is_whole and rows.num_rows >= _FEWEST_TO_HOLD and len(self.z) > _usual_inducing(rows.num_rows)
-        if rows.y is None or not suits:
+        if rows.y is None or not (rows.is_whole and self._has_many_inducing):
             return torch.empty(0, dtype=torch.int64, device=self.x.device)
         order = torch.randperm(rows.num_rows, generator=torch.Generator().manual_seed(seed), device="cpu")
         return order[: min(rows.num_rows // 10, _MOST_HELD)].to(self.x.device)
+
+    @property
+    def _has_many_inducing(self) -> bool:
+        """Whether there are more inducing points than by default, and rows enough to hold some out."""
+        num_rows = self.rows.num_rows
+        return num_rows >= _FEWEST_TO_HOLD and len(self.z) > _usual_inducing(num_rows)
 
     @contextmanager
     def holding_out(self, rows: Int[Tensor, " R"]) -> Iterator[Callable[[], float]]:

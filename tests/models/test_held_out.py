@@ -108,3 +108,14 @@ def test_the_method_may_move_while_rows_are_held_out():
             gp.to(DEVICE)
             assert score() == pytest.approx(here, rel=1e-9)
         assert gp.weights.device == DEVICE
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_many_inducing_points_start_with_noise_unless_it_is_given(scale: float) -> None:
+    x = torch.rand(400, 2)
+    y = scale * x.sum(1)
+    many, few = (SWSGP(x, y, Matern52(2), inducing=count) for count in (200, 60))
+    assert many.likelihood.variance.item() == pytest.approx(0.2 * y.var().item(), rel=0.3)
+    assert few.likelihood.variance < 0.01 * scale**2 * x.sum(1).var()
+    given = SWSGP(x, y, Matern52(2), Gaussian(1e-4 * scale**2), inducing=200)
+    assert given.likelihood.variance.item() == pytest.approx(1e-4 * scale**2)
