@@ -14,8 +14,9 @@ added, so that many inducing points cost too little: q(u) follows single data, t
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
 Since the loss then goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training
 where M is larger than by default, and keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the
-paper chooses its epochs; and noise starts at a fifth of the variance of y at least. For labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the
-function (docs/intervals.md); predictions from other than Gaussian data warn of that.
+paper chooses its epochs; and noise starts at a fifth of the variance of y at least. For labels f is still too large:
+at M = 200 and N = 500, 95 % intervals cover .66 of the function (docs/intervals.md); predictions from other than
+Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
