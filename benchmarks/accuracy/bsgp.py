@@ -10,7 +10,7 @@ RBF ARD with log-normal priors (`--hyperpriors` reads the paper's 1 and 0.05 as 
 variables of variance 1), M = 100, minibatches of 1000 (all rows where there are fewer). Chains start at the
 median of a mean-field guide; the noise variance and the constant mean are optimized until burn-in ends, the rest is
 sampled by SGHMC with the scale-adapted preconditioner. `--sampled` says what is: "all" (BSGP), "u theta" and "u" (the
-rest is optimized), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: as many steps of SVI as the others take
+rest is optimized), "u held" (the rest stays where the guide has left it), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: as many steps of SVI as the others take
 before their first draw, and a Gaussian guide of u with full covariance). "u theta" with the objective vfe is MCMC-SVGP,
 but for SGHMC in place of HMC and z that is optimized while it burns in. "exact" is scikit-learn's dense GP with the
 same kernel, one for each target, at the best of four maxima of its marginal likelihood: what the split itself allows.
@@ -117,6 +117,7 @@ RUN = ("data", "layers", "objective", "prior", "sampled", "chains", "starts", "p
 RUN += ("svi", "burn_in", "samples", "thin", "first_step", "step_size", "hyperpriors", "run_temperature")
 FIELDS = (*RUN, "fold", "nll", "nll_by_target", "rmse", "coverage", "noise", "error", "auc")
 FIELDS += ("temperature", "noise_share", "rhat_median", "rhat_95", "rhat_max", "rhat_up_to_1.1", "seconds")
+SAMPLED = ("all", "u theta", "u", "u held", "gaussian", "exact")
 SITES = ("rms_z", "lengthscale", "variance")
 FIELDS += ("num_train", "num_test", "torch", "commit", *SITES)
 
@@ -202,6 +203,9 @@ def sample(gp, case, seed, progress):
         return last * (first / last) ** max(0.0, 1 - update / settled)
 
     recipe = {"num_steps": case["thin"], "temperature": case["run_temperature"], "optim": {"lr": 0.01}}
+    if case["sampled"] == "u held":
+        gp.requires_grad_(False)
+        recipe["optim"] = None
     sghmc = SGHMC(gp.model, step_size, init_strategy=median, **recipe)
     mcmc = MCMC(sghmc, case["samples"], case["burn_in"], disable_progbar=not progress)
     mcmc.run(Minibatch(gp.num_data, min(case["batch_size"], gp.num_data)))
@@ -357,7 +361,7 @@ def main():
     parser.add_argument("--layers", type=int, nargs="+", default=[1])
     parser.add_argument("--objectives", nargs="+", default=["fitc"])
     parser.add_argument("--priors", nargs="+", default=["normal"])
-    parser.add_argument("--sampled", nargs="+", default=["all"], choices=["all", "u theta", "u", "gaussian", "exact"])
+    parser.add_argument("--sampled", nargs="+", default=["all"], choices=list(SAMPLED))
     parser.add_argument("--chains", type=int, default=1)
     parser.add_argument("--starts", choices=["own", "one"], default="own", help="of several chains")
     parser.add_argument("--folds", type=int, default=2)
