@@ -10,10 +10,11 @@ RBF ARD with log-normal priors (`--hyperpriors` reads the paper's 1 and 0.05 as 
 variables of variance 1), M = 100, minibatches of 1000 (all rows where there are fewer). Chains start at the
 median of a mean-field guide; the noise variance and the constant mean are optimized until burn-in ends, the rest is
 sampled by SGHMC with the scale-adapted preconditioner. `--sampled` says what is: "all" (BSGP), "u theta" and "u" (the
-rest is optimized), "u held" (the rest stays where the guide has left it), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: as many steps of SVI as the others take
-before their first draw, and a Gaussian guide of u with full covariance). "u theta" with the objective vfe is MCMC-SVGP,
-but for SGHMC in place of HMC and z that is optimized while it burns in. "exact" is scikit-learn's dense GP with the
-same kernel, one for each target, at the best of four maxima of its marginal likelihood: what the split itself allows.
+rest is optimized), "u held" (the rest stays where the guide has left it), "gaussian" (SVGP for the objective vfe,
+FITC-SVGP for fitc: as many steps of SVI as the others take before their first draw, and a Gaussian guide of u with full
+covariance). "u theta" with the objective vfe is MCMC-SVGP, but for SGHMC in place of HMC and z that is optimized while
+it burns in. "exact" is scikit-learn's dense GP with the same kernel, one for each target, at the best of four maxima of
+its marginal likelihood: what the split itself allows.
 Several chains are independent runs, each from its own k-means and its own guide (`--starts one`: all from one); R-hat
 is rank-normalized, of the mean of y given a draw, at 1000 test points.
 
