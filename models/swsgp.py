@@ -14,9 +14,9 @@ added, so that many inducing points cost too little: q(u) follows single data, t
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
 Since the loss then goes on falling while predictions get worse, ``fit(gp)`` holds a tenth of the rows out of training
 where M is larger than by default, and keeps the state that predicts them best (:meth:`SWSGP.holding_out`), as the
-paper chooses its epochs; and where the points are learned, noise starts at a fifth of the variance of y at least. For
-labels f is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the function (docs/intervals.md);
-predictions from other than Gaussian data warn of that.
+paper chooses its epochs; and where the points are learned, noise starts at a fifth of the variance of y. For labels f
+is still too large: at M = 200 and N = 500, 95 % intervals cover .66 of the function (docs/intervals.md); predictions
+from other than Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
@@ -74,7 +74,7 @@ _LEAST, _MOST, _ROWS = 64, 1024, 32  # inducing points where none are given, one
 _USUAL_NEIGHBORS = 32
 _EVIDENCE_NEIGHBORS = 32
 _FEWEST_TO_HOLD, _MOST_HELD = 300, 2000  # rows of data that hold a tenth out, and most rows that are held out
-_FIRST_NOISE = 0.2  # least noise variance at the start where many inducing points are learned, in variances of y
+_FIRST_NOISE = 0.2  # noise variance at the start where many inducing points are learned, in variances of y
 _NO_WEIGHT = 1e-10
 
 
@@ -184,17 +184,15 @@ class SWSGP(Method):
             self.q.assign(self._first_q())
 
     def _start_from(self, at: Values, trend: Callable[[Tensor], Tensor] | None) -> Start:
-        """As of other methods; but where many inducing points are learned there is noise at first, if it is unset.
+        """As of other methods; but where many inducing points are learned an unset noise is not searched for.
 
         From little of it q(u) follows single data before the points have found their places, and does not come back.
         Points that stay at data start with a q(u) that predicts well.
         """
         is_open = isinstance(self.likelihood, Gaussian) and bool(unset_hyperparameters(self.likelihood))
-        found = super()._start_from(at, trend)
-        if is_open and self._has_many_inducing and "z" not in self._buffers:
-            variance = self.likelihood.variance
-            self.likelihood.variance = variance.detach().clamp(min=_FIRST_NOISE * found.unit**2)
-        return found
+        if is_open and self.rows.is_whole and self._has_many_inducing and "z" not in self._buffers:
+            self.likelihood.variance = _FIRST_NOISE * self.rows.targets().var()
+        return super()._start_from(at, trend)
 
     @torch.no_grad()
     def _first_q(self) -> dist.Normal:
