@@ -104,7 +104,8 @@ class SWSGP(Method):
             None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
-        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch. Unset Gaussian noise
+            starts at a fifth of the variance of y where more inducing points than by default are learned.
         num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound equals the bound of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
             rows, at least 64 and at most 1,024: with more of them q(u) follows single data.
