@@ -192,7 +192,9 @@ class SWSGP(Method):
         """
         is_open = isinstance(self.likelihood, Gaussian) and bool(unset_hyperparameters(self.likelihood))
         if is_open and self.rows.is_whole and self._has_many_inducing and "z" not in self._buffers:
-            self.likelihood.variance = _FIRST_NOISE * self.rows.targets().var()
+            first = _FIRST_NOISE * self.rows.targets().var()
+            if first > 0:
+                self.likelihood.variance = first
         return super()._start_from(at, trend)
 
     @torch.no_grad()

@@ -119,5 +119,7 @@ def test_many_inducing_points_that_are_learned_start_with_noise_unless_it_is_giv
     there = SWSGP(x, y, Matern52(2), inducing=x, learn_inducing=False)
     for other in (few, there):
         assert other.likelihood.variance < 0.01 * y.var()
+    with pytest.warns(UserWarning, match="y is 0 in all rows"):
+        assert SWSGP(x, torch.zeros(400), Matern52(2), inducing=200).likelihood.variance > 0
     given = SWSGP(x, y, Matern52(2), Gaussian(1e-4 * scale**2), inducing=200)
     assert given.likelihood.variance.item() == pytest.approx(1e-4 * scale**2)
