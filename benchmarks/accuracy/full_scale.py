@@ -1,10 +1,12 @@
 """Inducing points beside neighbors: the exact process at the same hyperparameters, and training from scratch.
 
 Rows "exact" compare predictions of f + noise at held-out points with the exact process's, at the hyperparameters of
-`fit(Vecchia(x, y))`, as in `exact_gp.py`: NLL beyond that of the exact process. Rows "trained" are of Matern-5/2 with
-one lengthscale per column, K neighbors and M inducing points at k-means centers, beside more neighbors alone: NLL of
-held-out y, and processor seconds of training and predictions. K is given or chosen, and predictions choose theirs, as
-in a plain call. Inputs and targets are in units of their standard deviations, in float64. Rows
+`fit(Vecchia(x, y))`, as in `exact_gp.py`: NLL beyond that of the exact process. Rows "dense" do so by dense matrices,
+with 500 inducing points at centers of k-means, at random rows or at those that explain most of the variance left by
+others (greedy), and 32 neighbors by their correlation under the kernel or in the residual. Rows "trained" are of
+Matern-5/2 with one lengthscale per column, K neighbors and M inducing points at k-means centers, beside more neighbors
+alone: NLL of held-out y, and processor seconds of training and predictions. K is given or chosen, and predictions
+choose theirs, as in a plain call. Inputs and targets are in units of their standard deviations, in float64. Rows
 "counts" are a Pyro program of 1,000 Poisson counts of a smooth function of four columns, with a level and a Matern-5/2
 process, or with a full-scale prior by `FullScaleReparam`: the bound on the evidence where the first call of `AutoNNGP`
 ends, the root mean square error of the log rate at the data, and processor seconds of that call. Rows "peer" are
@@ -36,12 +38,13 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.models import Vecchia
 
-K, M, ROWS, POINTS, MOST_TEST = 32, 200, 3000, 5000, 4000
+K, M, ROWS, POINTS, MOST_TEST, PLACES = 32, 200, 3000, 5000, 4000, 500
 TASKS |= {"kin8nm": Task("kin8nm"), "powerplant": Task("powerplant")}
 TRAINED = ("kin8nm", "elevators", "powerplant", "protein", "california_housing", "pol", "kin40k", "bike, 15 columns")
 
 
 @cache
+@torch.enable_grad()
 def trained(name):
     """A method from plain arguments, and the exact process at its hyperparameters."""
     x, y, *_ = problem(name, POINTS)
@@ -62,6 +65,57 @@ def beside_exact(name, num_neighbors, inducing, near):
     every = exact.predict(x_test[:MOST_TEST])
     scores = [score(loc, var + exact.noise, y_test[:MOST_TEST]) for loc, var in (near, every)]
     return {"nll": scores[0], "value": scores[0] - scores[1], "seconds": seconds}
+
+
+def places(name, cov, x):
+    """500 inducing points."""
+    if name == "k-means":
+        return kmeans(x, PLACES)
+    if name == "random rows":
+        return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:PLACES]]
+    left, root, rows = cov.diagonal().clone(), cov.new_zeros(len(x), PLACES), []
+    for m in range(PLACES):
+        rows.append(int(left.argmax()))
+        root[:, m] = (cov[:, rows[-1]] - root @ root[rows[-1]]) / left[rows[-1]].sqrt()
+        left = (left - root[:, m].square()).clamp(min=1e-12)
+    return x[rows]
+
+
+@torch.no_grad()
+def densely(name, points, metric):
+    """As `beside_exact`, with all covariances as matrices, in which neighbors are found."""
+    x, y, x_test, y_test = problem(name, POINTS)
+    gp, exact = trained(name)
+    x_test, y_test, noise = x_test[:MOST_TEST], y_test[:MOST_TEST], float(exact.noise)
+    z, num_old = places(points, exact.cov, x), len(x)
+    order = torch.randperm(num_old, generator=torch.Generator().manual_seed(0))
+    both, old = torch.cat([x[order], x_test]), torch.arange(num_old)
+    whole, cross = gp.kernel(both), gp.kernel(z, both)
+    tril = torch.linalg.cholesky(gp.kernel(z) + 1e-6 * gp.kernel.variance * torch.eye(len(z)).to(x))
+    features = torch.linalg.solve_triangular(tril, cross, upper=False).mT
+    rest = whole - features @ features.mT
+    by = whole if metric == "kernel" else rest
+    spread = by.diagonal().clamp(min=1e-10).sqrt()
+    close = (by / spread / spread[:, None]).abs()[:, :num_old]
+    close[:num_old].masked_fill_(old[:, None] <= old, -1.0)  # predecessors alone, but for new points
+    near = close.topk(K).indices
+    given = torch.gather(close, 1, near) >= 0
+    among = rest[near[:, :, None], near[:, None]] * (given[:, :, None] & given[:, None])
+    among = among + torch.diag_embed(torch.where(given, noise + 1e-6 * float(gp.kernel.variance), 1.0))
+    own = torch.gather(rest, 1, near) * given
+    w = torch.linalg.solve(among, own)
+    var = (rest.diagonal() - (w * own).sum(1)).clamp(min=0) + noise
+    residual = (y - gp.mean(x).reshape(-1))[order]
+    left = features - (w[..., None] * features[near]).sum(1)
+    white = left[:num_old] / var[:num_old, None].sqrt()
+    errors = (residual - (w[:num_old] * residual[near[:num_old]]).sum(1)) / var[:num_old].sqrt()
+    root = torch.linalg.cholesky(white.mT @ white + torch.eye(len(z)).to(x))
+    low = torch.cholesky_solve((white.mT @ errors)[:, None], root)[:, 0]
+    loc = gp.mean(x_test).reshape(-1) + (w[num_old:] * residual[near[num_old:]]).sum(1) + left[num_old:] @ low
+    var = var[num_old:] + torch.linalg.solve_triangular(root, left[num_old:].mT, upper=False).square().sum(0)
+    every = exact.predict(x_test)
+    nll = score(loc, var, y_test)
+    return {"nll": nll, "value": nll - score(every[0], every[1] + exact.noise, y_test)}
 
 
 def score(loc, var, y):
@@ -154,6 +208,14 @@ def exact():
         yield key, partial(beside_exact, "kin40k", k, m, near)
 
 
+def dense():
+    """Rows of places of inducing points and metrics of neighbors."""
+    for points in ("k-means", "random rows", "greedy"):
+        for metric in ("kernel", "residual"):
+            key = {"data": "kin40k", "method": points, "setting": metric}
+            yield key, partial(densely, "kin40k", points, metric)
+
+
 def training():
     """Rows of inducing points, and of more neighbors in their place."""
     settings = {"chosen, 0": (0, None), "128, 0": (0, 128), "256, 0": (0, 256), f"{K}, {M}": (M, K)}
@@ -180,6 +242,15 @@ SWEEPS = {
         score="nll",
         label="test NLL",
         axis="K, M",
+        value="beyond exact",
+    ),
+    "dense": Sweep(
+        "The same by dense matrices, K = 32 and M = 500",
+        dense,
+        ("nll", "value"),
+        score="nll",
+        label="test NLL",
+        axis="neighbors by",
         value="beyond exact",
     ),
     "trained": Sweep(
