@@ -7,6 +7,7 @@ about the run.
 """
 
 import time
+from functools import partial
 
 import torch
 from alc import LocalDesigns  # beside this file
@@ -76,16 +77,14 @@ class Validated:
         return predict, facts | {"seconds": facts["seconds"] + spent}
 
 
-def first_noise(noise):
-    """Noise variance that starts where the VNNGP paper starts it."""
-    noise.variance = PyroParam(torch.tensor(0.6931), constraints.positive)
+def noise_from(first, least, noise):
+    """A likelihood whose noise variance starts at a value and stays above another."""
+    noise.variance = PyroParam(torch.tensor(first), constraints.greater_than(least))
     return noise
 
 
-def bounded_noise(noise):
-    """Noise variance above 1e-4 of that of y, where GPyTorch keeps it."""
-    noise.variance = PyroParam(torch.tensor(0.01), constraints.greater_than(1e-4))
-    return noise
+first_noise = partial(noise_from, 0.6931, 0.0)  # where the VNNGP paper starts it
+bounded_noise = partial(noise_from, 0.01, 1e-4)  # in variances of y, where GPyTorch keeps it
 
 
 class Sampled:
