@@ -27,9 +27,8 @@ import pyro
 import pyro.distributions as dist
 import torch
 from exact_gp import Exact, problem  # beside this file
-from papers import TASKS
+from papers import MORE, TASKS
 from sweeps import Sweep, main
-from tasks import Task
 from torch.distributions import Normal
 
 from pyro_nngp import NNGP, AutoNNGP, FullScaleNNGP, FullScaleReparam, NeighborGraph
@@ -39,7 +38,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.models import Vecchia
 
 K, M, ROWS, POINTS, MOST_TEST, PLACES = 32, 200, 3000, 5000, 4000, 500
-TASKS |= {"kin8nm": Task("kin8nm"), "powerplant": Task("powerplant")}
+TASKS |= MORE
 TRAINED = ("kin8nm", "elevators", "powerplant", "protein", "california_housing", "pol", "kin40k", "bike, 15 columns")
 
 

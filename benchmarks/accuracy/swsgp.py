@@ -35,9 +35,9 @@ from itertools import pairwise, product
 from statistics import median
 
 import torch
-from papers import TASKS  # beside this file
+from papers import MORE, TASKS  # beside this file
 from sweeps import Sweep, looks, main
-from tasks import Task, evaluate, likelihood, some, standardized
+from tasks import evaluate, likelihood, some, standardized
 from torch.distributions import Normal
 
 from pyro_nngp.inducing import kmeans
@@ -48,7 +48,7 @@ from pyro_nngp.models import SVGP, SWSGP, Vecchia
 from pyro_nngp.neighbors import nearest
 from pyro_nngp.variational import FullRank
 
-TASKS |= {name: Task(name) for name in ("powerplant", "kin8nm")}
+TASKS |= MORE
 DATA = {"banana": None, "spambase": None, "kin40k": 5000, "elevators": 5000}  # most training rows
 M, NEIGHBORS, INDUCING = 64, (4, 8, 16, 32, 64), (8, 16, 32, 64)
 MANY, LOOKS = 100_000, tuple(125 * 2**i for i in range(8))
